@@ -1,0 +1,1 @@
+"""Kapell ray_backend."""
