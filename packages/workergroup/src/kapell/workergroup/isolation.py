@@ -1,0 +1,88 @@
+"""Copies of arguments and results as if they had travelled to another process, at the price of one memory copy."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+__all__ = ["isolate"]
+
+_IMMUTABLE = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType, range, slice}
+)
+
+
+def isolate(value: Any) -> Any:
+    """A private copy of ``value``: writing to it changes nobody else's data.
+
+    Tensors and arrays are copied directly; everything else goes through pickle protocol 5, with out-of-band buffers copied
+    once. What pickle refuses, such as a closure, is copied as `copy.deepcopy` does it.
+    """
+    kind = type(value)
+    if kind in _IMMUTABLE or getattr(kind, "__kapell_future__", False):
+        return value
+    if kind in (tuple, list) and all(type(item) in _IMMUTABLE for item in value):
+        return kind(value)
+    if copier := _copier(kind):
+        return copier(value)
+    stream = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    pickler = _Pickler(stream, buffers)
+    try:
+        pickler.dump(value)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return copy.deepcopy(value)
+    stream.seek(0)
+    return _Unpickler(stream, [bytearray(buffer.raw()) for buffer in buffers], pickler.copies).load()
+
+
+class _Pickler(pickle.Pickler):
+    """Takes tensors and arrays out of the stream: each becomes a direct copy, made once even when it appears twice."""
+
+    def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=buffers.append)
+        self.copies: list[Any] = []
+        self._seen: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        copier = _copier(type(obj))
+        if copier is None:
+            return None
+        index = self._seen.get(id(obj))
+        if index is None:
+            index = self._seen[id(obj)] = len(self.copies)
+            self.copies.append(copier(obj))
+        return index
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, buffers: list[bytearray], copies: list[Any]) -> None:
+        super().__init__(stream, buffers=buffers)
+        self._copies = copies
+
+    def persistent_load(self, pid: int) -> Any:
+        return self._copies[pid]
+
+
+def _copy_tensor(tensor: Any) -> Any:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _copy_array(array: Any) -> Any:
+    # An object array holds references: its cells must be copied too.
+    return copy.deepcopy(array) if array.dtype.hasobject else array.copy()
+
+
+# By name, since this package imports neither torch nor numpy.
+_COPIERS: dict[tuple[str, str], Callable[[Any], Any]] = {
+    ("torch", "Tensor"): _copy_tensor,
+    ("numpy", "ndarray"): _copy_array,
+}
+
+
+def _copier(kind: type) -> Callable[[Any], Any] | None:
+    return _COPIERS.get((kind.__module__, kind.__name__))
