@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from kapell.decorators import DispatchPlan, MethodSpec
 
@@ -89,8 +89,9 @@ class PendingCall(Generic[ResultT]):
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
         finished = self.as_completed()
-        while (item := await asyncio.to_thread(next, finished, None)) is not None:
-            yield item
+        end = object()
+        while (item := await asyncio.to_thread(next, finished, end)) is not end:
+            yield cast("tuple[int, Any]", item)
 
     def _pending(self) -> dict[int, Any]:
         failed = {context.rank for context, _ in self._failures}
@@ -127,7 +128,7 @@ class PendingCall(Generic[ResultT]):
             rank = ranks[id(handle)]
             try:
                 self._results[rank] = self._workers.fetch(handle)
-            except Exception as error:  # noqa: BLE001 - whatever the user's method raised
+            except Exception as error:  # whatever the user's method raised
                 self._failures.append((self._context(rank), error))
             else:
                 arrived.append(rank)

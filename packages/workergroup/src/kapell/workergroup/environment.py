@@ -7,7 +7,7 @@ and gives each its own through a context variable.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -41,7 +41,7 @@ def current_worker_env() -> Mapping[str, str]:
 
 
 @contextmanager
-def use_worker_env(env: Mapping[str, str]) -> Iterator[None]:
+def use_worker_env(env: Mapping[str, str]) -> Generator[None]:
     """Make ``env`` the current worker's environment inside the block, in this thread or task only."""
     token = _worker_env.set(env)
     try:

@@ -76,13 +76,14 @@ class WorkerFailedError(KapellError, ExceptionGroup):
     """One or more ranks raised. ``exceptions`` are the workers' own, each with a note that says where it happened.
 
     ``failures`` maps each failing rank to its exception, ``contexts`` says where each stood, ``results`` maps the ranks
-    that had finished to what they returned, and ``unfinished`` lists ranks that were still running. The group stays usable.
-    ``except*`` selects by the workers' own exception types.
+    that had finished to what they returned, and ``unfinished`` lists ranks that were still running. The group stays
+    usable. ``except*`` selects by the workers' own exception types.
     """
 
     def __new__(
         cls, message: str, exceptions: Sequence[Exception], contexts: Sequence[RankContext] = (), **state: Any
     ) -> Self:
+        """Make the group of ``exceptions``; what else belongs to the error is set by ``__init__``."""
         return super().__new__(cls, message, exceptions)
 
     def __init__(
@@ -141,7 +142,7 @@ class WorkerFailedError(KapellError, ExceptionGroup):
 
 
 class WorkerLostError(WorkerFailedError):
-    """At least one rank's process died in the call. The others' results are in ``results``; ``restart`` brings it back."""
+    """At least one rank's process died in the call; ``results`` holds the others' answers, ``restart`` revives it."""
 
 
 def _rebuild(

@@ -88,7 +88,7 @@ class WorkerGroup:
         for name, (spec, function) in _labelled_methods(worker_class).items():
             if hasattr(WorkerGroup, name):
                 raise ValueError(
-                    f"{worker_class.__name__}.{name} is @register-ed, but {name!r} is WorkerGroup's own; rename the method"
+                    f"{worker_class.__name__}.{name} is @register-ed, but {name!r} is the group's own; rename the method"
                 )
             self._methods[name] = GroupMethod(self, name, spec, function)
         self.__dict__.update(self._methods)

@@ -19,8 +19,8 @@ _IMMUTABLE = frozenset(
 def isolate(value: Any) -> Any:
     """A private copy of ``value``: writing to it changes nobody else's data.
 
-    Tensors and arrays are copied directly; everything else goes through pickle protocol 5, with out-of-band buffers copied
-    once. What pickle refuses, such as a closure, is copied as `copy.deepcopy` does it.
+    Tensors and arrays are copied directly; everything else goes through pickle protocol 5, with out-of-band buffers
+    copied once. What pickle refuses, such as a closure, is copied as `copy.deepcopy` does it.
     """
     kind = type(value)
     if kind in _IMMUTABLE or getattr(kind, "__kapell_future__", False):

@@ -1,6 +1,6 @@
 """The in-process backend: N workers in this process, one after the other or on threads.
 
-Serial is deterministic and runs each call in the caller's own stack, so that a breakpoint in a worker method just works.
+Serial is deterministic and runs each call in the caller's own stack: a breakpoint in a worker method just works.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
@@ -41,7 +41,7 @@ class LocalWorkers(Workers["Future[Any]"]):
             ThreadPoolExecutor(1, thread_name_prefix=f"rank-{rank}") if mode == "threads" else None
             for rank in range(len(envs))
         ]
-        # One event loop a worker, kept over its calls, so that locks and queues of async methods live as long as the worker.
+        # One event loop a worker, kept over its calls: locks and queues of async methods live as long as the worker.
         self._loops = [asyncio.Runner() for _ in envs]
         self._workers: list[Any] = [None] * len(envs)
         try:
@@ -132,7 +132,7 @@ class LocalWorkers(Workers["Future[Any]"]):
 
 
 @contextmanager
-def _environ(env: Mapping[str, str]) -> Iterator[None]:
+def _environ(env: Mapping[str, str]) -> Generator[None]:
     """Show ``env`` in ``os.environ`` while a serial worker runs, for code that reads it there; put back what was."""
     before = {name: os.environ.get(name) for name in env}
     os.environ.update(env)

@@ -104,13 +104,14 @@ class ResourcePool:
         if isinstance(split_size, int):
             if split_size < 1 or self.world_size % split_size:
                 raise ValueError(
-                    f"cannot cut {self.world_size} processes into parts of {split_size}; give a divisor or a list of sizes"
+                    f"cannot cut {self.world_size} processes into parts of {split_size}; "
+                    "give a divisor or a list of sizes"
                 )
             return [split_size] * (self.world_size // split_size)
         sizes = list(split_size)
         if any(size < 1 for size in sizes) or sum(sizes) != self.world_size:
             raise ValueError(
-                f"split sizes {sizes} must be at least 1 each and add up to {self.world_size} processes; they add up to {sum(sizes)}"
+                f"split sizes {sizes} add up to {sum(sizes)}, not to {self.world_size} processes; each is at least 1"
             )
         return sizes
 

@@ -27,8 +27,8 @@ class _DeviceMesh(Protocol):
 class Worker:
     """One rank of a worker group.
 
-    A subclass labels the methods that the group offers with ``@register``. Call ``super().__init__()`` first: it reads the
-    worker's place (``rank``, ``world_size``, ...) from its environment.
+    A subclass labels the methods that the group offers with ``@register``. Call ``super().__init__()`` first: it reads
+    the worker's place (``rank``, ``world_size``, ...) from its environment.
     """
 
     def __init__(self, cuda_visible_devices: str | None = None) -> None:
@@ -36,8 +36,8 @@ class Worker:
         missing = [name for name in ("RANK", "WORLD_SIZE") if name not in env]
         if missing:
             raise RuntimeError(
-                f"{type(self).__name__} needs {' and '.join(missing)} in its environment; create it through a worker group, "
-                "or set the variables as torchrun does"
+                f"{type(self).__name__} needs {' and '.join(missing)} in its environment; create it through a worker "
+                "group, or set the variables as torchrun does"
             )
         self._rank = int(env["RANK"])
         self._world_size = int(env["WORLD_SIZE"])

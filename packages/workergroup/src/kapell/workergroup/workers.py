@@ -49,7 +49,7 @@ class Workers(ABC, Generic[HandleT]):
 
     @abstractmethod
     def submit(self, call: RankCall) -> HandleT:
-        """Start a call and return at once (an in-process backend may run it right here). Never raises the worker's error."""
+        """Start a call and return at once (in process it may run right here). Never raises the worker's own error."""
 
     @abstractmethod
     def wait(self, handles: Sequence[HandleT], timeout: float | None) -> list[HandleT]:
@@ -57,10 +57,10 @@ class Workers(ABC, Generic[HandleT]):
 
     @abstractmethod
     def fetch(self, handle: HandleT) -> Any:
-        """The result of a finished call. Raises the worker's own exception, `RemoteError` in its place, or `LostWorker`."""
+        """The result of a finished call. Raises the worker's exception (or `RemoteError` for it), or `LostWorker`."""
 
     def fetch_all(self, handles: Sequence[HandleT], timeout: float | None) -> list[Any] | None:
-        """All results at once, or None when a call failed or is not done in time: a short cut that a backend may offer."""
+        """A short cut that a backend may offer: all results at once, or None when a call failed or is not done yet."""
         return None
 
     @abstractmethod
