@@ -58,14 +58,14 @@ def grpo_scores(
 
 @register_advantage_estimator("dr_grpo")
 def dr_grpo(token_level_rewards: Tensor, response_mask: Tensor, uid: Uid) -> Advantages:
-    """A = s - group mean, without a std (Liu et al., 2503.20783, sec. 3.2); goes with `seq-mean-token-sum-norm`."""
+    """A = s - group mean, without a std (Liu et al., 2503.20783); goes with `seq-mean-token-sum-norm`."""
     scores_B, groups = _scores_and_groups(token_level_rewards, response_mask, uid)
     return _spread(_centered(scores_B, groups), token_level_rewards, response_mask, groups)
 
 
 @register_advantage_estimator("rloo")
 def rloo(token_level_rewards: Tensor, response_mask: Tensor, uid: Uid) -> Advantages:
-    """A = s - mean of the others = k/(k-1) (s - group mean) (Ahmadian et al., 2402.14740, eq. 8)."""
+    """A = s - mean of the others = k/(k-1) (s - group mean) (Ahmadian et al., 2402.14740)."""
     scores_B, groups = _scores_and_groups(token_level_rewards, response_mask, uid)
     size_B = groups.size()
     advantages_B = _centered(scores_B, groups) * size_B / (size_B - 1).clamp(min=1)
@@ -74,7 +74,7 @@ def rloo(token_level_rewards: Tensor, response_mask: Tensor, uid: Uid) -> Advant
 
 @register_advantage_estimator("opo")
 def opo(token_level_rewards: Tensor, response_mask: Tensor, uid: Uid) -> Advantages:
-    """A = s - sum(L s)/sum(L) over the group, L the response length (Hao et al., 2505.23585, eq. 8)."""
+    """A = s - sum(L s)/sum(L) over the group, L the response length (OPO, 2505.23585)."""
     scores_B, groups = _scores_and_groups(token_level_rewards, response_mask, uid)
     lengths_B = as_mask(response_mask).sum(-1).to(scores_B.dtype)
     baseline_B = groups.total(lengths_B * scores_B) / groups.total(lengths_B).clamp(min=1)
@@ -110,7 +110,7 @@ def grpo_passk(
 
 @register_advantage_estimator("gpg")
 def gpg(token_level_rewards: Tensor, response_mask: Tensor, uid: Uid, *, f_norm: float = 1.0) -> Advantages:
-    """A = alpha (s - group mean)/F with alpha = B/(B - M), M the samples in groups without spread (2504.02546, eq. 7).
+    """A = alpha (s - group mean)/F with alpha = B/(B - M), M the samples in groups without spread (GPG, 2504.02546).
 
     If no group has spread there is no signal and A is 0.
     """

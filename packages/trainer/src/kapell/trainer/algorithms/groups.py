@@ -27,9 +27,10 @@ class Groups:
     num_groups: int
 
     def total(self, values_B: Tensor) -> Tensor:
-        """Per row the sum of its group, (B,)."""
-        kept_B = torch.where(self.counted, values_B, torch.zeros_like(values_B))
-        return kept_B.new_zeros(self.num_groups).index_add(0, self.index, kept_B)[self.index]
+        """Per row the sum of its group, (B, ...) -> (B, ...)."""
+        counted = self.counted.view(-1, *[1] * (values_B.dim() - 1))
+        kept_B = torch.where(counted, values_B, torch.zeros_like(values_B))
+        return kept_B.new_zeros(self.num_groups, *kept_B.shape[1:]).index_add(0, self.index, kept_B)[self.index]
 
     def size(self) -> Tensor:
         """Per row the number of counted rows in its group, (B,)."""

@@ -4,9 +4,10 @@
 import torch
 from torch import Tensor
 
+from kapell.trainer.algorithms.aggregation import Aggregation, BatchTotals, LossResult, aggregated_loss
 from kapell.trainer.algorithms.masked import widen
 
-__all__ = ["entropy_from_logits", "log_probs_from_logits", "sum_pi_squared_from_logits"]
+__all__ = ["entropy_from_logits", "entropy_loss", "log_probs_from_logits", "sum_pi_squared_from_logits"]
 
 
 def log_probs_from_logits(logits_BTV: Tensor, tokens_BT: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -24,6 +25,18 @@ def entropy_from_logits(logits_BTV: Tensor, *, temperature: float = 1.0) -> Tens
     log_p_BTV = torch.log_softmax(_scaled(logits_BTV, temperature), dim=-1)
     p_BTV = log_p_BTV.exp()
     return -torch.where(p_BTV > 0, p_BTV * torch.where(p_BTV > 0, log_p_BTV, 0.0), 0.0).sum(-1)
+
+
+def entropy_loss(
+    entropy_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    mode: Aggregation | str,
+    totals: BatchTotals,
+    scale: float | None = None,
+) -> LossResult:
+    """The aggregated entropy, to be subtracted from the policy loss with a coefficient; metric `actor/entropy`."""
+    return aggregated_loss("actor/entropy", entropy_BT, loss_mask_BT, mode, totals, scale=scale)
 
 
 def sum_pi_squared_from_logits(logits_BTV: Tensor, *, temperature: float = 1.0) -> Tensor:

@@ -73,7 +73,7 @@ class Registry(Generic[Function]):
         """Decorator that records a function under `name` and returns it unchanged; a name is taken once."""
 
         def record(function: Function) -> Function:
-            if name in self._functions:
+            if name in self._functions and not _is_reload(self._functions[name], function):
                 raise ValueError(f"{self.kind} {name!r} is already registered as {self._functions[name]!r}")
             _check_signature(function)
             self._functions[name] = function
@@ -162,6 +162,14 @@ def call_with_columns(
         elif default is inspect.Parameter.empty:
             raise ValueError(f"{name} needs the option {option!r}; given: {', '.join(sorted(given)) or 'none'}")
     return function(**arguments)
+
+
+def _is_reload(old: Callable[..., Any], new: Callable[..., Any]) -> bool:
+    """Whether a module ran again (reload, a test runner): then the new function takes the old one's place."""
+    places = [
+        (inspect.getsourcefile(function), getattr(function, "__qualname__", "<object>")) for function in (old, new)
+    ]
+    return places[0] == places[1] and "<" not in places[0][1]
 
 
 def _check_signature(function: Callable[..., Any]) -> None:
