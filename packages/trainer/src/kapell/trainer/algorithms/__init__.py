@@ -30,6 +30,7 @@ from kapell.trainer.algorithms.advantages import (
     rewards_to_go,
 )
 from kapell.trainer.algorithms.aggregation import Aggregation, BatchTotals, LossResult, aggregate, aggregated_loss
+from kapell.trainer.algorithms.batching import micro_batches, num_micro_batches, plan_micro_batches
 from kapell.trainer.algorithms.correction import Correction, Level, correct_rollout, importance_weights
 from kapell.trainer.algorithms.gae import gae
 from kapell.trainer.algorithms.gdpo import gdpo
@@ -134,13 +135,16 @@ __all__ = [
     "masked_whiten",
     "merge_metrics",
     "metric_values",
+    "micro_batches",
     "mismatch_metrics",
     "missing_eos_penalty",
+    "num_micro_batches",
     "opo",
     "optimal_token_baseline",
     "options_of",
     "outcome_scores",
     "pass_at_k",
+    "plan_micro_batches",
     "policy_loss",
     "policy_losses",
     "position_ids",

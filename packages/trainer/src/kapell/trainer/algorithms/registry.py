@@ -166,9 +166,7 @@ def call_with_columns(
 
 def _is_reload(old: Callable[..., Any], new: Callable[..., Any]) -> bool:
     """Whether a module ran again (reload, a test runner): then the new function takes the old one's place."""
-    places = [
-        (inspect.getsourcefile(function), getattr(function, "__qualname__", "<object>")) for function in (old, new)
-    ]
+    places = [(inspect.getsourcefile(function), getattr(function, "__qualname__", "<>")) for function in (old, new)]
     return places[0] == places[1] and "<" not in places[0][1]
 
 
