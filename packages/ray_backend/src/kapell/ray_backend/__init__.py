@@ -1,1 +1,82 @@
-"""Kapell ray_backend."""
+"""Kapell worker groups on Ray actors.
+
+Names are loaded when first used: a worker's process imports only the little that runs inside it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backend import RayBackend
+    from .classes import (
+        RayClassWithInitArgs,
+        create_colocated_worker_cls,
+        create_colocated_worker_cls_fused,
+        create_colocated_worker_raw_cls,
+    )
+    from .group import RayWorkerGroup
+    from .placement import PlacementTimeoutError
+    from .pools import (
+        RayResourcePool,
+        ResourcePoolManager,
+        SubRayResourcePool,
+        merge_resource_pool,
+        split_resource_pool,
+    )
+    from .preflight import InfeasiblePoolError
+    from .rendezvous import PortUnavailableError
+    from .session import ensure_ray
+    from .shipping import parallel_put
+    from .starting import StartTimeoutError
+
+__all__ = [
+    "InfeasiblePoolError",
+    "PlacementTimeoutError",
+    "PortUnavailableError",
+    "RayBackend",
+    "RayClassWithInitArgs",
+    "RayResourcePool",
+    "RayWorkerGroup",
+    "ResourcePoolManager",
+    "StartTimeoutError",
+    "SubRayResourcePool",
+    "create_colocated_worker_cls",
+    "create_colocated_worker_cls_fused",
+    "create_colocated_worker_raw_cls",
+    "ensure_ray",
+    "merge_resource_pool",
+    "parallel_put",
+    "split_resource_pool",
+]
+
+_MODULES = {
+    "InfeasiblePoolError": "preflight",
+    "PlacementTimeoutError": "placement",
+    "PortUnavailableError": "rendezvous",
+    "RayBackend": "backend",
+    "RayClassWithInitArgs": "classes",
+    "RayResourcePool": "pools",
+    "RayWorkerGroup": "group",
+    "ResourcePoolManager": "pools",
+    "StartTimeoutError": "starting",
+    "SubRayResourcePool": "pools",
+    "create_colocated_worker_cls": "classes",
+    "create_colocated_worker_cls_fused": "classes",
+    "create_colocated_worker_raw_cls": "classes",
+    "ensure_ray": "session",
+    "merge_resource_pool": "pools",
+    "parallel_put": "shipping",
+    "split_resource_pool": "pools",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

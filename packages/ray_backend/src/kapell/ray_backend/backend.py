@@ -1,0 +1,70 @@
+"""The backend ``ray``: pools and groups on a running Ray, or on one started here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import ray
+
+from kapell.workergroup import Backend, ClassWithInitArgs, ResourcePool, WorkerGroup
+
+from .group import RayWorkerGroup
+from .pools import RayResourcePool
+from .session import ensure_ray
+
+__all__ = ["RayBackend"]
+
+
+class RayBackend(Backend):
+    """Joins Ray, or starts it on this machine, when first used; ends what it made when closed.
+
+    Options are those of `ensure_ray`: ``num_cpus``, ``dashboard``, ``namespace`` and any of ``ray.init``.
+    """
+
+    name: ClassVar[str] = "ray"
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._started = False
+        self._groups: list[WorkerGroup] = []
+        self._pools: list[RayResourcePool] = []
+
+    def resource_pool(
+        self, process_on_nodes: Sequence[int], *, use_gpu: bool = False, **options: Any
+    ) -> RayResourcePool:
+        """A pool on CPUs, or on accelerators with ``use_gpu``; ``options`` are those of `RayResourcePool`."""
+        self._started |= ensure_ray(**self._options)
+        pool = RayResourcePool(process_on_nodes, use_gpu, **options)
+        self._pools.append(pool)
+        return pool
+
+    def worker_group(
+        self,
+        pool: ResourcePool,
+        cls_with_init: ClassWithInitArgs,
+        *,
+        role: str = "",
+        worker_env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> RayWorkerGroup:
+        """Start the workers; ``options`` are those of `RayWorkerGroup`."""
+        if not isinstance(pool, RayResourcePool):
+            raise TypeError(
+                f"a Ray group needs a RayResourcePool, got {type(pool).__name__}; use this backend's resource_pool"
+            )
+        group = RayWorkerGroup(pool, cls_with_init, role=role, worker_env=worker_env, **options)
+        self._groups.append(group)
+        return group
+
+    def close(self) -> None:
+        """End the groups, give the pools back, and stop Ray if it was started here."""
+        while self._groups:
+            self._groups.pop().close()
+        while self._pools:
+            pool = self._pools.pop()
+            if ray.is_initialized():
+                pool.close()
+        if self._started and ray.is_initialized():
+            ray.shutdown()
+        self._started = False

@@ -1,0 +1,180 @@
+"""Worker groups on Ray, by verl's constructor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+from uuid import uuid4
+
+import ray
+
+from kapell.workergroup import ClassWithInitArgs, WorkerGroup, colocated_roles
+
+from .classes import RayClassWithInitArgs
+from .pools import RayResourcePool
+from .starting import GroupStart, Starter
+from .workers import RayWorkers
+
+__all__ = ["RayWorkerGroup"]
+
+
+class RayWorkerGroup(WorkerGroup):
+    """One Ray actor per process of ``resource_pool``, driven as one."""
+
+    def __init__(
+        self,
+        resource_pool: RayResourcePool | None = None,
+        ray_cls_with_init: ClassWithInitArgs | None = None,
+        bin_pack: bool = True,
+        name_prefix: str | None = None,
+        detached: bool = False,
+        worker_names: Sequence[str] | None = None,
+        worker_handles: Sequence[Any] | None = None,
+        *,
+        role: str = "",
+        worker_env: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        use_gpu: bool | None = None,
+        device_name: str = "cuda",
+        master_addr: str | None = None,
+        master_port: int | str | None = None,
+        master_port_range: Sequence[int] | None = None,
+        profile_steps: Sequence[int] | None = None,
+        worker_nsight_options: Mapping[str, Any] | None = None,
+        start_timeout: float = 1800.0,
+    ) -> None:
+        self.name_prefix = name_prefix if name_prefix is not None else f"{uuid4().hex[:6]}_"
+        self.device_name = device_name
+        self._starter: Starter | None = None
+        if worker_names is not None or worker_handles is not None:
+            self._attach(ray_cls_with_init, worker_names, worker_handles, role)
+            return
+        if resource_pool is None or ray_cls_with_init is None:
+            raise ValueError(
+                "a group needs resource_pool and ray_cls_with_init, or worker_names or worker_handles to attach to"
+            )
+        if use_gpu and not resource_pool.use_gpu:
+            raise ValueError("use_gpu=True needs a pool with accelerators; make the pool with use_gpu=True")
+        role = role or name_prefix or ray_cls_with_init.worker_class.__name__
+        profiling = (
+            {"runtime_env": {"nsight": dict(worker_nsight_options)}} if profile_steps and worker_nsight_options else {}
+        )
+        declared = ray_cls_with_init.options if isinstance(ray_cls_with_init, RayClassWithInitArgs) else {}
+        starter = Starter(
+            GroupStart(
+                pool=resource_pool,
+                cls_with_init=ray_cls_with_init,
+                role=role,
+                name_prefix=self.name_prefix,
+                worker_env=dict(worker_env or {}),
+                options=_joined(declared, profiling, options or {}),
+                use_gpu=resource_pool.use_gpu if use_gpu is None else use_gpu,
+                device_name=device_name,
+                strategy="STRICT_PACK" if bin_pack else "PACK",
+                detached=detached,
+                master=_given_master(master_addr, master_port),
+                master_ports=None if master_port_range is None else range(master_port_range[0], master_port_range[-1]),
+                timeout=start_timeout,
+            )
+        )
+        actors = starter.start_all()
+        workers = RayWorkers(actors, role=role, facts=starter.facts, restart=starter.start_one)
+        self._starter = starter
+        self._names = starter.names
+        self.resource_pool = resource_pool  # keeps the reservation's owner alive
+        super().__init__(workers, ray_cls_with_init.worker_class, role=role, roles=colocated_roles(ray_cls_with_init))
+
+    def _attach(
+        self,
+        cls_with_init: ClassWithInitArgs | None,
+        names: Sequence[str] | None,
+        handles: Sequence[Any] | None,
+        role: str,
+    ) -> None:
+        # Ray holds get_actor() handles weakly only; the group keeps these as long as it lives.
+        actors = list(handles) if handles is not None else [ray.get_actor(name) for name in names or ()]
+        if not actors:
+            raise ValueError("no workers to attach to: worker_names or worker_handles is empty")
+        if cls_with_init is None:
+            cls_with_init = ray.get(actors[0].describe.remote())
+        workers = RayWorkers(actors, role=role, facts=ray.get([actor.facts.remote() for actor in actors]), owned=False)
+        self._names = list(names or ())
+        super().__init__(workers, cls_with_init.worker_class, role=role, roles=colocated_roles(cls_with_init))
+
+    @classmethod
+    def from_detached(
+        cls,
+        name_prefix: str | None = None,
+        worker_names: Sequence[str] | None = None,
+        worker_handles: Sequence[Any] | None = None,
+        ray_cls_with_init: ClassWithInitArgs | None = None,
+        *,
+        role: str = "",
+    ) -> Self:
+        """Attach to running workers by their handles, by their names, or by the prefix of their names.
+
+        The workers know their class; closing this group leaves them running.
+        """
+        if worker_names is None and worker_handles is None:
+            worker_names = sorted(name for name in ray.util.list_named_actors() if name.startswith(name_prefix or "\0"))
+            if not worker_names:
+                known = ", ".join(sorted(ray.util.list_named_actors())) or "none"
+                raise ValueError(f"no named workers begin with {name_prefix!r} in this namespace; names here: {known}")
+        return cls(
+            ray_cls_with_init=ray_cls_with_init,
+            name_prefix=name_prefix,
+            worker_names=worker_names,
+            worker_handles=worker_handles,
+            role=role,
+        )
+
+    @property
+    def workers(self) -> list[Any]:
+        """The actor handles by rank."""
+        return list(self._ray_workers.actors)
+
+    @property
+    def worker_names(self) -> list[str]:
+        """The actors' names by rank."""
+        return list(self._names)
+
+    @property
+    def master_address(self) -> str:
+        """Where the ranks meet."""
+        return self._rendezvous("MASTER_ADDR")
+
+    @property
+    def master_port(self) -> str:
+        """The port at `master_address`."""
+        return self._rendezvous("MASTER_PORT")
+
+    @property
+    def _ray_workers(self) -> RayWorkers:
+        assert isinstance(self._workers, RayWorkers)
+        return self._workers
+
+    def _rendezvous(self, name: str) -> str:
+        if self._starter is None:
+            raise AttributeError(f"an attached group does not know {name}; ask a worker: get_master_addr_port")
+        return self._starter.envs[0][name]
+
+
+def _given_master(address: str | None, port: int | str | None) -> tuple[str, int] | None:
+    if address is None and port is None:
+        return None
+    if address is None or port is None:
+        raise ValueError(
+            f"master_addr={address!r} and master_port={port!r}: give both, or neither to have rank 0 choose them"
+        )
+    return address, int(port)
+
+
+def _joined(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Ray options, later ones first; ``runtime_env`` is joined key by key."""
+    joined: dict[str, Any] = {}
+    for layer in layers:
+        runtime_env = {**joined.get("runtime_env", {}), **(layer.get("runtime_env") or {})}
+        joined |= layer
+        if runtime_env:
+            joined["runtime_env"] = runtime_env
+    return joined

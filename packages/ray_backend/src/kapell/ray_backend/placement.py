@@ -1,0 +1,116 @@
+"""Placement groups of a pool: one a node, waited for with a limit, removed when anything goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from uuid import uuid4
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from .ordering import node_key, order_groups
+from .preflight import NodeResources, PoolRequest, check_placeable, tables
+
+__all__ = ["PlacementTimeoutError", "cluster_nodes", "place", "release"]
+
+logger = logging.getLogger(__name__)
+
+_REPORT_EVERY = 10.0  # seconds between two lines about a pool that waits
+
+
+class PlacementTimeoutError(TimeoutError):
+    """The cluster could hold the pool but did not have it free in time. Nothing of it stays reserved."""
+
+    def __init__(self, waited: float, num_ready: int, request: PoolRequest, nodes: Sequence[NodeResources]) -> None:
+        super().__init__(waited, num_ready, request, tuple(nodes))
+        self.waited = waited
+        self.num_ready = num_ready
+        self.request = request
+        self.nodes = tuple(nodes)
+
+    def __str__(self) -> str:
+        return (
+            f"after {self.waited:.0f} s {self.num_ready} of {len(self.request.process_on_nodes)} nodes are reserved "
+            f"for the pool; others use the cluster: close their pools, or wait longer (timeout=)\n"
+            f"{tables(self.request, self.nodes)}"
+        )
+
+
+def cluster_nodes() -> list[NodeResources]:
+    """The nodes that are alive, with all that they have."""
+    return [
+        NodeResources(f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})", node["Resources"])
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def place(
+    request: PoolRequest, *, name: str, detached: bool = False, timeout: float = 300.0, autoscaling: bool = False
+) -> list[PlacementGroup]:
+    """Reserve the request and return one placement group per entry, those of one size ordered by node.
+
+    Raises `InfeasiblePoolError` at once when even an idle cluster could not hold it (not with ``autoscaling``, where
+    nodes may still come), and `PlacementTimeoutError` after ``timeout`` seconds.
+    """
+    if not autoscaling:
+        check_placeable(request, cluster_nodes())
+    # Unique names: leftovers of another run, or a second try in this one, must not collide.
+    unique = f"{name}-{uuid4().hex[:8]}"
+    groups: list[PlacementGroup] = []
+    try:
+        for index, count in enumerate(request.process_on_nodes):
+            groups.append(
+                placement_group(
+                    [dict(request.bundle) for _ in range(count)],
+                    strategy=request.strategy,
+                    name=f"{unique}-{index}",
+                    lifetime="detached" if detached else None,
+                )
+            )
+        _wait(groups, request, timeout)
+        return _ordered(groups, request)
+    except BaseException:  # Ctrl-C while waiting leaves no reservation either
+        release(groups)
+        raise
+
+
+def release(groups: Sequence[PlacementGroup]) -> None:
+    """Remove placement groups; their actors end with them."""
+    for group in groups:
+        remove_placement_group(group)
+
+
+def _wait(groups: Sequence[PlacementGroup], request: PoolRequest, timeout: float) -> None:
+    start = time.monotonic()
+    reported = start
+    pending = list(groups)
+    while pending:
+        # Ray counts whole seconds here; it returns as soon as the group is ready.
+        if pending[0].wait(1):
+            pending.pop(0)
+            continue
+        now = time.monotonic()
+        num_ready = len(groups) - len(pending)
+        if now - start >= timeout:
+            raise PlacementTimeoutError(now - start, num_ready, request, cluster_nodes())
+        if now - reported >= _REPORT_EVERY:
+            reported = now
+            free = ray.available_resources()
+            left = ", ".join(f"{free.get(resource, 0):g} {resource}" for resource in request.bundle)
+            logger.warning(
+                "waiting %.0f s for a pool on %d nodes: %d reserved; free in the cluster: %s; asked per process: %s",
+                now - start, len(groups), num_ready, left, dict(request.bundle),
+            )  # fmt: skip
+
+
+def _ordered(groups: Sequence[PlacementGroup], request: PoolRequest) -> list[PlacementGroup]:
+    nodes = {node["NodeID"]: node for node in ray.nodes()}
+    keys = []
+    for group in groups:
+        node_id = placement_group_table(group)["bundles_to_node_id"][0]
+        node = nodes[node_id]
+        keys.append(node_key(node["NodeManagerAddress"], node["NodeName"], node_id))
+    return [groups[index] for index in order_groups(request.process_on_nodes, keys)]

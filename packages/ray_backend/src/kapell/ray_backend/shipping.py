@@ -1,0 +1,123 @@
+"""How values travel: pickle protocol 5 with out-of-band buffers through Ray's object store, private on arrival.
+
+A `Shipped` value is pickled as a call that gives the value itself, so whoever reads the reference (a worker's argument,
+``ray.get`` in a recipe) gets the value, whose arrays and tensors are its own and writable.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import ray
+from ray import cloudpickle
+
+from .importing import send_by_value_if_needed
+
+__all__ = ["HoldsReferencesError", "Packed", "Shipped", "pack", "parallel_put", "shipped", "unpack"]
+
+_MAX_PUT_THREADS = 16  # more threads than this only queue at the object store
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+class Packed(NamedTuple):
+    """A value as one pickle and the buffers of its arrays and tensors, which are still the sender's memory."""
+
+    head: bytes
+    buffers: list[pickle.PickleBuffer]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that travel."""
+        return len(self.head) + sum(buffer.raw().nbytes for buffer in self.buffers)
+
+
+def pack(value: Any, *, references: bool = False) -> Packed:
+    """Pickle ``value`` without copying its buffers. Classes and functions that workers cannot import go by value.
+
+    Raises `HoldsReferencesError` for a value with Ray references inside, unless Ray itself is asking (``references``).
+    """
+    stream = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
+    pickler.references = references
+    pickler.dump(value)
+    return Packed(stream.getvalue(), buffers)
+
+
+def unpack(head: bytes, buffers: Sequence[Any]) -> Any:
+    """The value, over private copies of ``buffers``."""
+    return pickle.loads(head, buffers=[_private(buffer) for buffer in buffers])
+
+
+class HoldsReferencesError(TypeError):
+    """The value has Ray references inside: only Ray itself may pickle it, so that it counts them."""
+
+
+class Shipped:
+    """Pickles as the value inside, by `pack`; private and writable wherever it is read."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed = packed
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _arrive, (self.packed.head, *self.packed.buffers)
+
+
+class _WithReferences:
+    """As `Shipped`, but packed while Ray pickles it, so that Ray sees the references inside."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        packed = pack(self.value, references=True)
+        return _arrive, (packed.head, *packed.buffers)
+
+
+def shipped(value: Any) -> Any:
+    """``value`` ready for Ray: plain scalars as they are, everything else so that it arrives private and writable."""
+    if type(value) in _PLAIN:
+        return value
+    try:
+        return Shipped(pack(value))
+    except HoldsReferencesError:
+        return _WithReferences(value)
+
+
+def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> list[ray.ObjectRef]:
+    """Put values into Ray's object store with several threads; the references keep their order.
+
+    Reading one gives a private, writable value. Raises ``ValueError`` when there is nothing to put.
+    """
+    if len(data_list) == 0:
+        raise ValueError("data_list is empty; give at least one value to put")
+    threads = min(len(data_list), max_workers or _MAX_PUT_THREADS)
+    with ThreadPoolExecutor(threads, thread_name_prefix="parallel-put") as pool:
+        return list(pool.map(lambda value: ray.put(shipped(value)), data_list))
+
+
+def _arrive(head: bytes, *buffers: Any) -> Any:
+    return unpack(head, buffers)
+
+
+def _private(buffer: Any) -> bytearray:
+    return bytearray(memoryview(buffer))
+
+
+class _Pickler(cloudpickle.CloudPickler):
+    references = False
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ray.ObjectRef) and not self.references:
+            raise HoldsReferencesError("the value holds Ray references")
+        if isinstance(obj, type) or callable(obj):
+            send_by_value_if_needed(getattr(obj, "__module__", None))
+        return super().reducer_override(obj)

@@ -1,0 +1,150 @@
+"""The actors behind a group: started on their bundles, given their ranks, called, waited for, replaced and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from kapell.decorators import is_future
+from kapell.workergroup import LostWorker, RankCall, Workers
+
+from .failures import RemoteFailure
+from .host import HostFacts
+from .shipping import HoldsReferencesError, Shipped, pack, shipped
+
+__all__ = ["Inline", "RayWorkers", "lost_worker", "own_error", "pack_argument"]
+
+_INLINE_BYTES = 64 * 1024  # below Ray's own limit of 100 kB, from where on it would put the argument for each rank anew
+_PLAIN = (bool, int, float, str, type(None))
+_ALIVE_SECONDS = 5.0
+
+
+class RayWorkers(Workers[ray.ObjectRef]):
+    """One Ray actor per rank."""
+
+    def __init__(
+        self,
+        actors: Sequence[Any],
+        *,
+        role: str,
+        facts: Sequence[HostFacts] = (),
+        owned: bool = True,
+        restart: Callable[[int], Any] | None = None,
+    ) -> None:
+        self.actors = list(actors)
+        self._role = role
+        self._facts = list(facts)
+        self._owned = owned
+        self._restart = restart
+        self._rank_of: dict[Any, int] = {}
+
+    @property
+    def world_size(self) -> int:
+        """The number of actors."""
+        return len(self.actors)
+
+    def put(self, value: Any, num_readers: int) -> Any:
+        """Serialize once; small values ride in the call, larger ones go to the object store."""
+        return pack_argument(value)
+
+    def submit(self, call: RankCall) -> ray.ObjectRef:
+        """Send the call to the actor of its rank."""
+        names = tuple(call.kwargs)
+        values = [*call.args, *call.kwargs.values()]
+        packed = [type(value) is Inline for value in values]
+        head = (call.method, call.target, call.wanted, names, packed)
+        sent = [value.parts if inline else value for value, inline in zip(values, packed, strict=True)]
+        return self.actors[call.rank].call.remote(head, *sent)
+
+    def wait(self, handles: Sequence[ray.ObjectRef], timeout: float | None) -> list[ray.ObjectRef]:
+        """All that are done by the time that one is."""
+        pending = list(handles)
+        done, rest = ray.wait(pending, num_returns=1, timeout=timeout)
+        if done and rest:
+            more, _ = ray.wait(rest, num_returns=len(rest), timeout=0)
+            done += more
+        return done
+
+    def fetch(self, handle: ray.ObjectRef) -> Any:
+        """The result, or the worker's own exception, or `LostWorker`."""
+        try:
+            return ray.get(handle)
+        except RayTaskError as error:
+            own = own_error(error)
+            raise own from own.__cause__
+        except RayActorError as error:
+            raise lost_worker(error, self._node_of(error)) from None
+
+    def fetch_all(self, handles: Sequence[ray.ObjectRef], timeout: float | None) -> list[Any] | None:
+        """All results in one request to Ray; None when one failed or the time is up."""
+        try:
+            return ray.get(list(handles), timeout=timeout)
+        except (GetTimeoutError, RayError):
+            return None
+
+    def is_alive(self, rank: int) -> bool:
+        """Whether the process answers, or is too busy to."""
+        try:
+            ray.get(self.actors[rank].facts.remote(), timeout=_ALIVE_SECONDS)
+        except GetTimeoutError:
+            return True  # busy with a call
+        except RayError:
+            return False
+        return True
+
+    def restart(self, rank: int) -> None:
+        """A new process for the rank, on the same bundle."""
+        if self._restart is None:
+            raise RuntimeError(f"group {self._role!r} is attached to workers of another program; restart them there")
+        ray.kill(self.actors[rank], no_restart=True)
+        self.actors[rank], facts = self._restart(rank)
+        self._facts[rank] = facts
+
+    def close(self) -> None:
+        """End the processes; those of an attached group stay."""
+        if self._owned and ray.is_initialized():
+            for actor in self.actors:
+                ray.kill(actor, no_restart=True)
+
+    def _node_of(self, error: RayActorError) -> str:
+        actor_id = getattr(error, "actor_id", None)
+        for actor, facts in zip(self.actors, self._facts, strict=False):
+            if actor_id is not None and actor._actor_id.hex() == actor_id:
+                return f"{facts.address} (pid {facts.pid})"
+        return ""
+
+
+class Inline:
+    """A small value, packed once, that rides in the call itself."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, packed: Any) -> None:
+        self.parts = (packed.head, *(buffer.raw().tobytes() for buffer in packed.buffers))
+
+
+def pack_argument(value: Any) -> Any:
+    """An argument as it goes into a call: serialized here, once, however many ranks read it."""
+    if type(value) in _PLAIN or isinstance(value, ray.ObjectRef) or is_future(value):
+        return value
+    try:
+        packed = pack(value)
+    except HoldsReferencesError:
+        return shipped(value)
+    return Inline(packed) if packed.nbytes <= _INLINE_BYTES else ray.put(Shipped(packed))
+
+
+def own_error(error: RayTaskError) -> Exception:
+    """The exception that the worker raised, out of what Ray made of it."""
+    cause = error.cause
+    if isinstance(cause, RemoteFailure):
+        return cause.restore()
+    return cause if isinstance(cause, Exception) else error
+
+
+def lost_worker(error: RayError, node: str) -> LostWorker:
+    """What Ray knows about the death of a worker's process."""
+    return LostWorker(str(error).strip(), node)
