@@ -1,0 +1,82 @@
+"""Checks of a call against the method's signature, before anything is sent."""
+
+import difflib
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from kapell.decorators.futures import is_future
+from kapell.decorators.markers import PerWorker, Replicate
+from kapell.decorators.splitting import lookup_splitter, splitter_of
+
+__all__ = ["check_call", "check_types", "labels", "signature_of"]
+
+
+def signature_of(cls: type, name: str) -> inspect.Signature:
+    """The signature of a method as its callers see it: without `self` or `cls`, annotations resolved where possible.
+
+    >>> str(signature_of(str, "partition"))
+    '(sep, /)'
+    """
+    return _signature(inspect.getattr_static(cls, name))
+
+
+@cache
+def _signature(member: Any) -> inspect.Signature:
+    function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if not isinstance(member, staticmethod) and parameters and parameters[0].kind in _POSITIONAL:
+        parameters = parameters[1:]
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception:  # a hint may name what only a type checker imports; then it is not checked
+        hints = {}
+    parameters = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in parameters]
+    return signature.replace(parameters=parameters)
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def check_call(method: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that the method doesn't take, and say what it takes."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = [p.name for p in signature.parameters.values()]
+        unknown = next((name for name in kwargs if name not in names), None)
+        close = difflib.get_close_matches(unknown, names, n=1) if unknown else []
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        raise TypeError(f"{method}{signature}: {error}{meant}") from None
+
+
+def check_types(method: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a value without rows where the method's annotation says a type with rows.
+
+    Other annotations are left to type checkers: workers are often annotated more narrowly than they behave.
+    """
+    for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
+        parameter = signature.parameters[name]
+        expected = parameter.annotation
+        if not isinstance(expected, type) or expected is inspect.Parameter.empty or lookup_splitter(expected) is None:
+            continue
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            continue
+        if isinstance(value, Replicate | PerWorker) or is_future(value) or value is parameter.default:
+            continue
+        if splitter_of(value) is None and not isinstance(value, expected):
+            raise TypeError(f"{method}: argument {name!r} must be {expected.__name__}, got {type(value).__name__}")
+
+
+def labels(signature: inspect.Signature | None, num_args: int) -> Callable[[int], str]:
+    """What messages call the positional argument at an index."""
+    names: list[str] = []
+    for parameter in signature.parameters.values() if signature is not None else ():
+        if parameter.kind in _POSITIONAL:
+            names.append(parameter.name)
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names.extend(f"{parameter.name}[{index}]" for index in range(num_args - len(names)))
+    return lambda index: names[index] if index < len(names) else f"args[{index}]"

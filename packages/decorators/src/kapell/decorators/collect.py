@@ -1,0 +1,147 @@
+"""From the results of the collected ranks to one: padding dropped, rows joined, the caller's order restored."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kapell.decorators.columns import check_written
+from kapell.decorators.modes import CollectFn, Reduction
+from kapell.decorators.reduce import reduce_outputs
+from kapell.decorators.splitter import Splitter
+from kapell.decorators.splitting import splitter_of
+
+__all__ = ["Collector", "CustomCollector", "join_outputs"]
+
+
+@dataclass(frozen=True)
+class Collector:
+    """How one planned call collects; called with the outputs of `ranks`."""
+
+    method: str
+    """Name in messages."""
+    ranks: tuple[int, ...]
+    """The collected ranks, in joining order."""
+    reduction: Reduction
+    """What to do with the outputs."""
+    rows: tuple[int, ...] = ()
+    """Rows of each collected rank, padding not counted; empty where nothing was split."""
+    padding: tuple[int, ...] = ()
+    """Padding rows of each collected rank."""
+    order: Sequence[int] | None = None
+    """The caller's row of each joined row; None when they are the same."""
+    writes: tuple[str, ...] | None = None
+    """Columns that results may hold besides `sent`; None for no check."""
+    sent: tuple[str, ...] = ()
+    """Columns of the caller's batches."""
+
+    def __call__(self, outputs: list[Any]) -> Any:
+        """The result of the call."""
+        if self.writes is not None:
+            for rank, output in zip(self.ranks, outputs, strict=True):
+                check_written(self.method, rank, output, self.writes, self.sent)
+        joins = self.reduction is Reduction.CONCAT
+        if any(self.padding):
+            outputs = [self._without_padding(slot, output, joins) for slot, output in enumerate(outputs)]
+        if not joins:
+            return reduce_outputs(self.method, self.ranks, outputs, self.reduction, self.rows)
+        return self._in_order(join_outputs(self.method, self.ranks, outputs))
+
+    def _without_padding(self, slot: int, output: Any, joins: bool) -> Any:
+        splitter = splitter_of(output)
+        # Without named columns, and where nothing is joined, a list or tensor is a worker's own result, not rows.
+        if splitter is None or not (joins or splitter.columns):
+            return output
+        rows, padding = self.rows[slot], self.padding[slot]
+        length = splitter.length(output)
+        if length == rows + padding:
+            return unmarked(splitter, cut_rows(splitter, output, 0, rows) if padding else output)
+        if padding and joins:
+            raise ValueError(
+                f"{self.method}: rank {self.ranks[slot]} returned {length} rows for {rows + padding}, of which "
+                f"{padding} are padding; which of its rows to drop cannot be told. Return one row a row, or "
+                "register with uneven='shards'"
+            )
+        return output
+
+    def _in_order(self, joined: Any) -> Any:
+        splitter = splitter_of(joined)
+        if self.order is None or splitter is None:
+            return joined
+        length = splitter.length(joined)
+        if length != len(self.order) or splitter.take is None:
+            raise ValueError(
+                f"{self.method}: the result has {length} rows for {len(self.order)} balanced ones; the caller's order "
+                "can only be restored for one row a row"
+            )
+        inverse = [0] * length
+        for joined_row, row in enumerate(self.order):
+            inverse[row] = joined_row
+        return splitter.take(joined, inverse)
+
+
+@dataclass(frozen=True)
+class CustomCollector:
+    """Collects with the `collect_fn` of a custom mode; marked padding of batches is dropped before."""
+
+    method: str
+    """Name in messages."""
+    ranks: tuple[int, ...]
+    """The collected ranks."""
+    collect_fn: CollectFn
+    """The mode's own."""
+    group: Any
+    """What `collect_fn` gets first."""
+    rows: tuple[int, ...]
+    """Rows of each rank, padding not counted."""
+    padding: tuple[int, ...]
+    """Padding rows of each rank."""
+    single: bool
+    """Whether one rank runs, whose output `collect_fn` gets without a list."""
+
+    def __call__(self, outputs: list[Any]) -> Any:
+        """The result of the call."""
+        if any(self.padding):
+            drop = Collector(self.method, self.ranks, Reduction.LIST, self.rows, self.padding)
+            outputs = drop(outputs)
+        return self.collect_fn(self.group, outputs[0] if self.single else outputs)
+
+
+def join_outputs(method: str, ranks: Sequence[int], outputs: list[Any]) -> Any:
+    """Rows joined in the given order; results without rows (numbers, dicts, all None) as a list.
+
+    Results of different kinds are a TypeError that names the ranks and types.
+    """
+    splitters = [splitter_of(output) for output in outputs]
+    kinds: dict[str, list[int]] = {}
+    for rank, output, splitter in zip(ranks, outputs, splitters, strict=True):
+        kinds.setdefault(_kind(output, splitter), []).append(rank)
+    if len(kinds) > 1:
+        found = "; ".join(f"{kind} from {_ranks(members)}" for kind, members in kinds.items())
+        raise TypeError(f"{method}: results of different types cannot be joined: {found}")
+    if not outputs or splitters[0] is None:
+        return outputs
+    return outputs[0] if len(outputs) == 1 else splitters[0].join(outputs)
+
+
+def cut_rows(splitter: Splitter, value: Any, start: int, stop: int) -> Any:
+    """Rows `start:stop` of a value."""
+    if splitter.cut is not None:
+        return splitter.cut(value, start, stop)
+    if splitter.take is None:
+        raise TypeError(f"{splitter.kind} offers chunk only: its padded rows cannot be dropped")
+    return splitter.take(value, range(start, stop))
+
+
+def unmarked(splitter: Splitter, value: Any) -> Any:
+    """A value without the note of its padding rows."""
+    return splitter.mark(value, 0) if splitter.mark is not None and splitter.marked(value) else value
+
+
+def _kind(output: Any, splitter: Splitter | None) -> str:
+    if output is None or splitter is not None:
+        return type(output).__name__
+    return "number" if isinstance(output, int | float) else type(output).__name__
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,63 @@
+"""Results that are not there yet, as arguments of the next call."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeGuard
+
+from kapell.decorators.rows import RowLayout, Shards
+from kapell.decorators.splitting import splitter_of
+
+__all__ = ["Future", "FuturePart", "is_future", "materialize"]
+
+
+class Future(Protocol):
+    """Anything with `__kapell_future__ = True` and `get(timeout=...)`."""
+
+    __kapell_future__: bool
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the value."""
+        ...
+
+
+def is_future(value: Any) -> TypeGuard[Future]:
+    """Whether a value is one of ours to wait for (an asyncio or concurrent future is not)."""
+    return getattr(type(value), "__kapell_future__", False) is True
+
+
+def materialize(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with each future replaced by its value.
+
+    The worker's side of a backend calls this before it calls a method whose label says `materialize_futures`.
+
+    >>> materialize((1,), {"b": 2})
+    ((1,), {'b': 2})
+    """
+    return tuple(_value(arg) for arg in args), {name: _value(arg) for name, arg in kwargs.items()}
+
+
+@dataclass(frozen=True)
+class FuturePart:
+    """The rows of one shard of a result that isn't there yet: cut where it is used, by the worker."""
+
+    future: Future
+    """A future that cannot be chunked before its value is known."""
+    index: int
+    """Which shard."""
+    count: int
+    """Of how many."""
+
+    __kapell_future__ = True
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the whole value and cut this shard's rows out of it; a value without rows comes whole."""
+        value = self.future.get(timeout=timeout)
+        splitter = splitter_of(value)
+        if splitter is None:
+            return value
+        layout = RowLayout.even(splitter.length(value), self.count)
+        return Shards(value, splitter, layout)[self.index]
+
+
+def _value(value: Any) -> Any:
+    return value.get() if is_future(value) else value
