@@ -1,0 +1,38 @@
+"""Columns: each row operation once, for tensors, jagged tensors, numpy arrays and the entries of a TensorDict."""
+
+from kapell.protocol.columns import entries, numbers  # noqa: F401  # they register their kinds
+from kapell.protocol.columns.equality import close, same
+from kapell.protocol.columns.jagged import from_rows, is_jagged, make_jagged, parts_of, ragged_dim
+from kapell.protocol.columns.objects import column_of_objects, flat_objects
+from kapell.protocol.columns.registry import (
+    ColumnKind,
+    cell,
+    cut,
+    join,
+    kind_of,
+    num_bytes,
+    num_rows,
+    register_kind,
+    take,
+)
+
+__all__ = [
+    "ColumnKind",
+    "cell",
+    "close",
+    "column_of_objects",
+    "cut",
+    "flat_objects",
+    "from_rows",
+    "is_jagged",
+    "join",
+    "kind_of",
+    "make_jagged",
+    "num_bytes",
+    "num_rows",
+    "parts_of",
+    "ragged_dim",
+    "register_kind",
+    "same",
+    "take",
+]

@@ -1,0 +1,122 @@
+"""What else a TensorDict may hold: values of one row each, values of all rows, and further TensorDicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensor_collection
+
+from kapell.protocol.columns.equality import same
+from kapell.protocol.columns.numbers import SAMPLED_CELLS, weight_of
+from kapell.protocol.columns.registry import cell, cut, join, num_bytes, register_kind, require_one, take
+
+__all__ = []
+
+
+class _Values:
+    """One value a row inside a TensorDict."""
+
+    name = "non-tensor stack"
+
+    def accepts(self, column: Any) -> bool:
+        return isinstance(column, NonTensorStack)
+
+    def num_rows(self, column: NonTensorStack) -> int:
+        return column.batch_size[0]
+
+    def take(self, column: NonTensorStack, rows: np.ndarray) -> NonTensorStack:
+        return self._of([column.tensordicts[row] for row in rows], column)
+
+    def cut(self, column: NonTensorStack, start: int, stop: int) -> NonTensorStack:
+        return self._of(column.tensordicts[start:stop], column)
+
+    def join(self, columns: Sequence[NonTensorStack | NonTensorData]) -> NonTensorStack:
+        return self._of([entry for column in columns for entry in _entries_of(column)], columns[0])
+
+    def cell(self, column: NonTensorStack, row: int) -> Any:
+        return column.tensordicts[row]
+
+    def num_bytes(self, column: NonTensorStack) -> int:
+        sample = column.tensordicts[:SAMPLED_CELLS]
+        return sum(weight_of(entry.tolist()) for entry in sample) * len(column.tensordicts) // max(1, len(sample))
+
+    def _of(self, entries: list[Any], like: Any) -> Any:
+        if not entries:
+            return like[:0]
+        return NonTensorStack(*entries)
+
+
+class _Shared:
+    """One value for all rows inside a TensorDict: row operations leave it alone; joined with another, it turns into
+    one value a row.
+    """
+
+    name = "shared value"
+
+    def accepts(self, column: Any) -> bool:
+        return isinstance(column, NonTensorData)
+
+    def num_rows(self, column: NonTensorData) -> int:
+        return column.batch_size[0]
+
+    def take(self, column: NonTensorData, rows: np.ndarray) -> NonTensorData:
+        return NonTensorData(column.data, batch_size=[len(rows)])
+
+    def cut(self, column: NonTensorData, start: int, stop: int) -> NonTensorData:
+        return NonTensorData(column.data, batch_size=[stop - start])
+
+    def join(self, columns: Sequence[NonTensorData]) -> NonTensorData | NonTensorStack:
+        if all(same(columns[0].data, column.data) for column in columns[1:]):
+            return NonTensorData(columns[0].data, batch_size=[sum(column.batch_size[0] for column in columns)])
+        return NonTensorStack(*[entry for column in columns for entry in _entries_of(column)])
+
+    def cell(self, column: NonTensorData, row: int) -> Any:
+        return NonTensorData(column.data)
+
+    def num_bytes(self, column: NonTensorData) -> int:
+        return weight_of(column.data)
+
+
+class _Table:
+    """A TensorDict inside a TensorDict: its columns follow the rows."""
+
+    name = "tensordict"
+
+    def accepts(self, column: Any) -> bool:
+        return is_tensor_collection(column)
+
+    def num_rows(self, column: TensorDictBase) -> int:
+        return column.batch_size[0]
+
+    def take(self, column: TensorDictBase, rows: np.ndarray) -> TensorDictBase:
+        return self._of(column, {name: take(entry, rows) for name, entry in column.items()}, len(rows))
+
+    def cut(self, column: TensorDictBase, start: int, stop: int) -> TensorDictBase:
+        return self._of(column, {name: cut(entry, start, stop) for name, entry in column.items()}, stop - start)
+
+    def join(self, columns: Sequence[TensorDictBase]) -> TensorDictBase:
+        require_one("set of names", [sorted(column.keys()) for column in columns])
+        joined = {name: join([column.get(name) for column in columns], name) for name in list(columns[0].keys())}
+        return self._of(columns[0], joined, sum(column.batch_size[0] for column in columns))
+
+    def cell(self, column: TensorDictBase, row: int) -> TensorDictBase:
+        entries = {name: cell(entry, row) for name, entry in column.items()}
+        return TensorDict(entries, batch_size=column.batch_size[1:], device=column.device)
+
+    def num_bytes(self, column: TensorDictBase) -> int:
+        return sum(num_bytes(entry) for entry in column.values())
+
+    def _of(self, like: TensorDictBase, entries: dict[str, Any], num_rows: int) -> TensorDictBase:
+        return TensorDict(entries, batch_size=[num_rows, *like.batch_size[1:]], device=like.device)
+
+
+def _entries_of(column: NonTensorStack | NonTensorData) -> list[Any]:
+    if isinstance(column, NonTensorStack):
+        return column.tensordicts
+    return [NonTensorData(column.data) for _ in range(column.batch_size[0])]
+
+
+for _kind in (_Values(), _Shared(), _Table()):
+    register_kind(_kind)

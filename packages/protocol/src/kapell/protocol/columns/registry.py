@@ -1,0 +1,134 @@
+"""The kinds of columns, and the row operations that find the right one.
+
+A kind knows the rows of its columns: how many there are, taking rows (a copy), cutting a range of rows (a view),
+joining columns, reading one row, and the bytes. Everything that a batch does with rows is made of these, so no two
+columns of a batch can be cut by different rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+__all__ = [
+    "ColumnKind",
+    "cell",
+    "cut",
+    "join",
+    "kind_of",
+    "num_bytes",
+    "num_rows",
+    "register_kind",
+    "require_one",
+    "take",
+]
+
+
+class ColumnKind(Protocol):
+    """What a kind of column must offer."""
+
+    name: str
+    """What messages call it."""
+
+    def accepts(self, column: Any) -> bool:
+        """Say whether a value is a column of this kind."""
+        ...
+
+    def num_rows(self, column: Any) -> int:
+        """Count rows."""
+        ...
+
+    def take(self, column: Any, rows: np.ndarray) -> Any:
+        """Copy rows in the given order."""
+        ...
+
+    def cut(self, column: Any, start: int, stop: int) -> Any:
+        """View a range of rows."""
+        ...
+
+    def join(self, columns: Sequence[Any]) -> Any:
+        """Join columns row after row."""
+        ...
+
+    def cell(self, column: Any, row: int) -> Any:
+        """Read one row."""
+        ...
+
+    def num_bytes(self, column: Any) -> int:
+        """Weigh the column."""
+        ...
+
+
+_KINDS: list[ColumnKind] = []
+
+# A dense piece is a jagged one whose rows happened to have equal lengths; a shared value is one for each row.
+_WIDER = {
+    frozenset({"tensor", "jagged tensor"}): "jagged tensor",
+    frozenset({"shared value", "non-tensor stack"}): "non-tensor stack",
+}
+
+
+def register_kind(kind: ColumnKind) -> None:
+    """Teach every row operation a kind of column; the kinds are asked in the order in which they came."""
+    if any(known.name == kind.name for known in _KINDS):
+        raise ValueError(f"a column kind named {kind.name!r} is registered already")
+    _KINDS.append(kind)
+
+
+def kind_of(column: Any) -> ColumnKind:
+    """Find the kind of a column."""
+    for kind in _KINDS:
+        if kind.accepts(column):
+            return kind
+    names = ", ".join(kind.name for kind in _KINDS)
+    raise TypeError(f"{type(column).__name__} cannot be a column; columns are: {names}")
+
+
+def num_rows(column: Any) -> int:
+    """Count rows."""
+    return int(kind_of(column).num_rows(column))
+
+
+def take(column: Any, rows: np.ndarray) -> Any:
+    """Copy the rows with these numbers (int64, not negative), in this order."""
+    return kind_of(column).take(column, rows)
+
+
+def cut(column: Any, start: int, stop: int) -> Any:
+    """Give rows ``start`` to ``stop``; they share memory with the column where its kind can."""
+    return kind_of(column).cut(column, start, stop)
+
+
+def cell(column: Any, row: int) -> Any:
+    """Read one row."""
+    return kind_of(column).cell(column, row)
+
+
+def num_bytes(column: Any) -> int:
+    """Weigh a column: exact for numbers, estimated from a few cells for Python objects."""
+    return kind_of(column).num_bytes(column)
+
+
+def join(columns: Sequence[Any], name: str) -> Any:
+    """Join columns row after row. Pieces without rows don't take part unless all are so."""
+    if len(columns) == 1:
+        return columns[0]
+    pieces = [column for column in columns if num_rows(column)] or list(columns[:1])
+    kinds = {kind.name: kind for kind in map(kind_of, pieces)}
+    try:
+        wider = _WIDER.get(frozenset(kinds))
+        if wider is not None:
+            return kinds[wider].join(pieces)
+        require_one("kind", sorted(kinds))
+        return kind_of(pieces[0]).join(pieces)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"cannot join column {name!r}: {error}") from error
+
+
+def require_one(what: str, values: Sequence[Any]) -> None:
+    """Check that all pieces agree."""
+    for value in values[1:]:
+        if value != values[0]:
+            raise ValueError(f"pieces differ in {what}: {values[0]} and {value}")

@@ -1,0 +1,155 @@
+"""`DataProto`: the batch that travels between the controller and its workers."""
+
+# B rows
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+
+from kapell.protocol.columns import cell, column_of_objects, flat_objects, num_rows
+from kapell.protocol.config import DataProtoConfig
+from kapell.protocol.indexing import RowIndex
+from kapell.protocol.meta import copy_meta
+from kapell.protocol.naming import ColumnOperations
+from kapell.protocol.rows import RowOperations
+from kapell.protocol.wire import pack, unpack
+
+__all__ = ["DataProto", "DataProtoItem", "collate_fn", "list_of_dict_to_dict_of_list"]
+
+
+@dataclass
+class DataProtoItem:
+    """One row of a batch."""
+
+    batch: TensorDictBase | None = None
+    """Its tensors, without the batch dimension."""
+    non_tensor_batch: dict[str, Any] = field(default_factory=dict)
+    """Its other values by column name."""
+    meta_info: dict[str, Any] = field(default_factory=dict)
+    """A copy of the batch's ``meta_info``."""
+
+
+class DataProto(RowOperations, ColumnOperations):
+    """A batch of rows: tensor columns, numpy columns, and ``meta_info`` for the whole batch.
+
+    Operations return new batches and leave this one alone; `pop`, `reorder` and `padding` change the batch they are
+    called on. Results of `slice`, `chunk`, `split`, `select`, `rename` and `union` share tensor memory with their
+    source, so writing into a tensor in place shows in both; `clone` makes a private copy.
+
+    >>> batch = DataProto.from_dict({"ids": torch.arange(3)}, {"text": ["a", "b", "c"]}, {"step": 1})
+    >>> [len(piece) for piece in batch.chunk(2)]
+    [2, 1]
+    >>> batch[[2, 0]].non_tensor_batch["text"].tolist()
+    ['c', 'a']
+    """
+
+    @classmethod
+    def from_dict(
+        cls,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+        non_tensors: Mapping[str, Any] | None = None,
+        meta_info: Mapping[str, Any] | None = None,
+        num_batch_dims: int = 1,
+        auto_padding: bool = False,
+    ) -> Self:
+        """Build a batch from columns; what is passed in is not changed.
+
+        A list in ``non_tensors`` becomes one Python object a row, whatever the objects look like. ``auto_padding``
+        allows dispatch to pad this batch.
+        """
+        if num_batch_dims != 1:
+            raise ValueError(f"a batch has one batch dimension, got num_batch_dims={num_batch_dims}")
+        arrays = {
+            name: flat_objects(column) if isinstance(column, np.ndarray) else column
+            for name, column in (non_tensors or {}).items()
+        }
+        meta = copy_meta(meta_info)
+        if auto_padding:
+            meta[DataProtoConfig.auto_padding_key] = True
+        return cls(batch=_table(tensors) if tensors else None, non_tensor_batch=arrays, meta_info=meta)
+
+    @classmethod
+    def from_single_dict(
+        cls, data: Mapping[str, Any], meta_info: Mapping[str, Any] | None = None, auto_padding: bool = False
+    ) -> Self:
+        """Build a batch from one dict of tensors, arrays and lists, sorted by their types."""
+        tensors = {name: column for name, column in data.items() if _is_tensor_column(column)}
+        others = {name: column for name, column in data.items() if not _is_tensor_column(column)}
+        return cls.from_dict(tensors=tensors, non_tensors=others, meta_info=meta_info, auto_padding=auto_padding)
+
+    def __getitem__(self, item: int | RowIndex) -> Any:
+        """Give rows as a `DataProto`, or one row as a `DataProtoItem` for a whole number."""
+        if isinstance(item, slice):
+            return self.slice(item.start, item.stop, item.step)
+        if isinstance(item, bool | np.bool_ | tuple | str):
+            raise TypeError(f"Indexing with {type(item).__name__} is not supported; use a number, slice, list or mask")
+        if isinstance(item, int | np.integer):
+            return self._row(int(item))
+        return self.select_idxs(item)
+
+    def clone(self) -> Self:
+        """Give a batch that shares no memory with this one."""
+        return self.select_idxs(range(len(self)))
+
+    def _row(self, row: int) -> DataProtoItem:
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} is out of range for {len(self)} rows")
+        row %= len(self)
+        batch = None
+        if self.batch is not None:
+            entries = {name: cell(column, row) for name, column in self.batch.items()}
+            batch = TensorDict(entries, batch_size=[], device=self.batch.device)
+        others = {name: cell(column, row) for name, column in self.non_tensor_batch.items()}
+        return DataProtoItem(batch=batch, non_tensor_batch=others, meta_info=copy_meta(self.meta_info))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: pack(value) for name, value in self.__dict__.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({name: unpack(value) for name, value in state.items()})
+
+
+def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Turn rows into columns; a name that only some rows have gives a shorter list.
+
+    >>> list_of_dict_to_dict_of_list([{"a": 1}, {"a": 2}])
+    {'a': [1, 2]}
+    """
+    columns: dict[str, list[Any]] = {}
+    for row in list_of_dict:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    return columns
+
+
+def collate_fn(x: Sequence[DataProtoItem]) -> DataProto:
+    """Make a batch of items; jagged columns stay jagged rows of the items' lengths."""
+    batches = [item.batch for item in x if item.batch is not None]
+    arrays = list_of_dict_to_dict_of_list([item.non_tensor_batch for item in x])
+    return DataProto(
+        batch=TensorDict.stack(batches).contiguous() if batches else None,
+        non_tensor_batch={name: column_of_objects(cells) for name, cells in arrays.items()},
+    )
+
+
+def _is_tensor_column(column: Any) -> bool:
+    return isinstance(column, torch.Tensor) or is_tensor_collection(column)
+
+
+def _table(tensors: Mapping[str, torch.Tensor]) -> TensorDict:
+    rows, since = 0, None
+    for name, column in tensors.items():
+        if not _is_tensor_column(column):
+            raise TypeError(f"column {name!r} of tensors is a tensor, got {type(column).__name__}; see non_tensors")
+        if len(column.shape) == 0:
+            raise ValueError(f"column {name!r} has no rows: it is a single value of shape ()")
+        if since is not None and num_rows(column) != rows:
+            raise ValueError(f"column {name!r} has {num_rows(column)} rows but column {since!r} has {rows}")
+        rows, since = num_rows(column), since or name
+    return TensorDict(dict(tensors), batch_size=[rows])

@@ -1,0 +1,86 @@
+"""Moving rows into a second dimension and back: groups of answers, chunks of columns."""
+
+# B rows, N new rows, K = B / N old rows in each
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from kapell.protocol.columns import column_of_objects, take
+from kapell.protocol.dataproto import DataProto
+
+__all__ = ["fold_batch_dim", "split_second_dim", "unfold_batch_dim"]
+
+
+def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
+    """Fold B rows into ``new_batch_size`` rows of K consecutive old ones: (B, ...) becomes (N, K, ...)."""
+    if new_batch_size < 1 or len(data) % new_batch_size:
+        raise ValueError(f"cannot fold {len(data)} rows into {new_batch_size}; the new size divides the old one")
+    width = len(data) // new_batch_size
+
+    def fold(column: Any) -> Any:
+        return _dense(column).reshape((new_batch_size, width, *column.shape[1:]))
+
+    return _reshaped(data, fold, new_batch_size)
+
+
+def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
+    """Make rows of the first ``batch_dims`` dimensions: (N, K, ...) becomes (B, ...)."""
+    shapes = {name: tuple(_dense(data.column(name)).shape[:batch_dims]) for name in data.columns}
+    leading = next(iter(shapes.values()), (0,) * batch_dims)
+    for name, shape in shapes.items():
+        if len(shape) < batch_dims or shape != leading:
+            raise ValueError(f"column {name!r} starts with {shape}, not with {batch_dims} dimensions {leading}")
+    rows = int(np.prod(leading))
+    return _reshaped(data, lambda column: column.reshape((rows, *column.shape[batch_dims:])), rows)
+
+
+def split_second_dim(data: DataProto, n_split: int, split_keys: Sequence[str]) -> DataProto:
+    """Cut the second dimension of some columns into rows; the other columns repeat each row ``n_split`` times.
+
+    A cell of an object column is cut as the sequence that it is.
+    """
+    if n_split < 1:
+        raise ValueError(f"cannot cut columns into {n_split} chunks; n_split is at least 1")
+    for name in split_keys:
+        data.column(name)
+    rows = np.repeat(np.arange(len(data)), n_split)
+
+    def unfold(name: str, column: Any) -> Any:
+        return _cut_second(name, column, n_split) if name in split_keys else take(column, rows)
+
+    tensors = None if data.batch is None else {name: unfold(name, column) for name, column in data.batch.items()}
+    arrays = {name: unfold(name, column) for name, column in data.non_tensor_batch.items()}
+    unfolded = data._like(tensors, arrays, len(rows))
+    unfolded._padded = None if data._padded is None else data._padded[rows]
+    return unfolded
+
+
+def _dense(column: Any) -> Any:
+    if isinstance(column, torch.Tensor) and column.is_nested:
+        raise ValueError("a jagged column has no second dimension of one size; pad it first")
+    return column
+
+
+def _reshaped(data: DataProto, change: Any, rows: int) -> DataProto:
+    tensors = None if data.batch is None else {name: change(column) for name, column in data.batch.items()}
+    return data._like(tensors, {name: change(column) for name, column in data.non_tensor_batch.items()}, rows)
+
+
+def _cut_second(name: str, column: Any, n_split: int) -> Any:
+    if isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1:
+        cells = []
+        for row, value in enumerate(column):
+            if len(value) % n_split:
+                raise ValueError(f"row {row} of column {name!r} has {len(value)} entries, not a multiple of {n_split}")
+            size = len(value) // n_split
+            cells.extend(value[part * size : (part + 1) * size] for part in range(n_split))
+        return column_of_objects(cells)
+    shape = _dense(column).shape
+    if len(shape) < 2 or shape[1] % n_split:
+        raise ValueError(f"column {name!r} of shape {tuple(shape)} has no second dimension to cut into {n_split}")
+    return column.reshape((shape[0] * n_split, shape[1] // n_split, *shape[2:]))

@@ -1,0 +1,214 @@
+"""Stand-ins: what is pickled in the place of tensors, arrays and TensorDicts, and how it turns back into them.
+
+All stand-ins of one packed value refer to one `_Buffers`. Pickle's memo sends that once, before the first of them, so
+each is rebuilt in place, without a walk over the arrived value.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from kapell.protocol.arrivals import Arrivals
+from kapell.protocol.columns import column_of_objects, is_jagged, make_jagged, parts_of
+from kapell.protocol.read_only import ReadOnlyTensor
+
+__all__ = ["Packing", "Standin"]
+
+_ATOMS = frozenset({str, bytes, int, float, bool, complex, type(None)})
+_OUT_OF_BAND_PROTOCOL = 5
+_PROBE = pickle.PickleBuffer(b"")
+
+
+class Standin:
+    """Pickles as a call that rebuilds the original from other stand-ins, buffers and small values."""
+
+    __slots__ = ("_arguments", "_original", "_rebuild")
+
+    def __init__(self, original: Any, rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._original = original  # kept alive: the buffers are views of its memory
+        self._rebuild = rebuild
+        self._arguments = arguments
+
+    def value(self) -> Any:
+        """Give what it stands for."""
+        return self._original
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self._rebuild, self._arguments
+
+
+class _Buffers:
+    """The memory of one packed value, each piece once."""
+
+    def __init__(self, *, read_only: bool) -> None:
+        self._read_only = read_only
+        self._pieces: list[np.ndarray] = []
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def add(self, key: tuple[Any, ...], piece: Callable[[], np.ndarray]) -> int:
+        """Give the number of a piece; ``key`` says which memory it is."""
+        number = self._known.get(key)
+        if number is None:
+            number = self._known[key] = len(self._pieces)
+            self._pieces.append(piece())
+        return number
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        if protocol < _OUT_OF_BAND_PROTOCOL:
+            return Arrivals, (self._read_only, *[piece.tobytes() for piece in self._pieces], None, None)
+        # The probe twice: kept in the stream it arrives as one object (by the memo), out of band as two.
+        return Arrivals, (self._read_only, *[pickle.PickleBuffer(piece) for piece in self._pieces], _PROBE, _PROBE)
+
+
+class Packing:
+    """Walks one value and builds its stand-ins."""
+
+    def __init__(self, *, read_only: bool) -> None:
+        self._buffers = _Buffers(read_only=read_only)
+        self._done: dict[int, tuple[Any, Any]] = {}  # by id: the value (kept alive) and what replaces it
+
+    def standin(self, value: Any) -> Any:
+        """Give what to pickle for a value: itself if there is nothing in it to replace."""
+        body = self._body(value)
+        return body if body is value or isinstance(body, Standin) else Standin(value, _same, (body,))
+
+    def _body(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        pack = _PACKERS.get(kind)
+        if pack is None:
+            if not (isinstance(value, torch.Tensor) and value.is_nested):
+                return value
+            pack = Packing._nested
+        done = self._done.get(id(value))
+        if done is None:
+            self._done[id(value)] = (value, value)  # met again inside itself: left to pickle, which knows cycles
+            done = self._done[id(value)] = (value, pack(self, value))
+        return done[1]
+
+    def _list(self, value: list[Any]) -> Any:
+        if _ATOMS.issuperset(map(type, value)):
+            return value
+        bodies = [self._body(entry) for entry in value]
+        return bodies if any(a is not b for a, b in zip(bodies, value, strict=True)) else value
+
+    def _tuple(self, value: tuple[Any, ...]) -> Any:
+        bodies = tuple(self._body(entry) for entry in value)
+        return bodies if any(a is not b for a, b in zip(bodies, value, strict=True)) else value
+
+    def _dict(self, value: dict[Any, Any]) -> Any:
+        if _ATOMS.issuperset(map(type, value.values())):
+            return value
+        bodies = {key: self._body(entry) for key, entry in value.items()}
+        return bodies if any(bodies[key] is not entry for key, entry in value.items()) else value
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        if tensor.is_nested:
+            return self._nested(tensor)
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            return tensor
+        number = None
+        if tensor.numel():
+            key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device))
+            number = self._buffers.add(key, lambda: _bytes_of(tensor))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        device = None if tensor.device.type == "cpu" else str(tensor.device)
+        wants_grad = tensor.requires_grad and tensor.is_leaf
+        return Standin(tensor, _tensor, (self._buffers, number, dtype, tuple(tensor.shape), device, wants_grad))
+
+    def _nested(self, tensor: torch.Tensor) -> Standin:
+        if not is_jagged(tensor):
+            return Standin(tensor, _strided_nested, ([self._tensor(piece) for piece in tensor.unbind()],))
+        values, offsets, ragged = parts_of(tensor)
+        return Standin(tensor, make_jagged, (self._tensor(values), self._tensor(offsets), ragged))
+
+    def _read_only_tensor(self, tensor: ReadOnlyTensor) -> Any:
+        return self._tensor(tensor.plain())
+
+    def _array(self, array: np.ndarray) -> Any:
+        if array.dtype == object:
+            cells = list(array.flat)
+            return Standin(array, _objects, (self._list(cells), array.shape))
+        if array.dtype.hasobject or array.dtype.itemsize == 0:
+            return array
+        number = None
+        if array.size:
+            key = (array.__array_interface__["data"][0], array.dtype.str, array.shape, array.strides)
+            number = self._buffers.add(key, lambda: np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return Standin(array, _array, (self._buffers, number, array.dtype, array.shape))
+
+    def _tensordict(self, table: TensorDict) -> Standin:
+        entries = {name: self._body(entry) for name, entry in table.items()}
+        device = None if table.device is None else str(table.device)
+        return Standin(table, _tensordict, (entries, tuple(table.batch_size), device))
+
+    def _values(self, column: NonTensorStack) -> Any:
+        if len(column.batch_size) != 1:
+            return column
+        return Standin(column, _values, (self._list(column.tolist()),))
+
+    def _shared(self, column: NonTensorData) -> Any:
+        return Standin(column, _shared, (self._body(column.data), tuple(column.batch_size)))
+
+
+_PACKERS: dict[type, Callable[[Packing, Any], Any]] = {
+    list: Packing._list,
+    tuple: Packing._tuple,
+    dict: Packing._dict,
+    torch.Tensor: Packing._tensor,
+    ReadOnlyTensor: Packing._read_only_tensor,
+    np.ndarray: Packing._array,
+    TensorDict: Packing._tensordict,
+    LazyStackedTensorDict: Packing._tensordict,
+    NonTensorStack: Packing._values,
+    NonTensorData: Packing._shared,
+}
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy()
+
+
+# What pickled batches name. Data written by one version is read by the next as long as these keep their arguments.
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _tensor(
+    arrivals: Arrivals, number: int | None, dtype: str, shape: tuple[int, ...], device: str | None, wants_grad: bool
+) -> torch.Tensor:
+    return arrivals.tensor(number, getattr(torch, dtype), shape, device, wants_grad=wants_grad)
+
+
+def _array(arrivals: Arrivals, number: int | None, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    return arrivals.array(number, dtype, shape)
+
+
+def _objects(cells: list[Any], shape: tuple[int, ...]) -> np.ndarray:
+    return column_of_objects(cells).reshape(shape)
+
+
+def _strided_nested(pieces: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(pieces)
+
+
+def _tensordict(entries: dict[str, Any], batch_size: tuple[int, ...], device: str | None) -> TensorDict:
+    return TensorDict(entries, batch_size=batch_size, device=None if device is None else Arrivals.device_here(device))
+
+
+def _values(cells: list[Any]) -> NonTensorStack:
+    return NonTensorStack(*[NonTensorData(cell) for cell in cells])
+
+
+def _shared(value: Any, batch_size: tuple[int, ...]) -> NonTensorData:
+    return NonTensorData(value, batch_size=batch_size)
