@@ -31,6 +31,7 @@ from kapell.trainer.algorithms.advantages import (
 )
 from kapell.trainer.algorithms.aggregation import Aggregation, BatchTotals, LossResult, aggregate, aggregated_loss
 from kapell.trainer.algorithms.batching import micro_batches, num_micro_batches, plan_micro_batches
+from kapell.trainer.algorithms.columns import PRODUCERS, TOKEN_COLUMNS
 from kapell.trainer.algorithms.correction import Correction, Level, correct_rollout, importance_weights
 from kapell.trainer.algorithms.gae import gae
 from kapell.trainer.algorithms.gdpo import gdpo
@@ -78,7 +79,9 @@ from kapell.trainer.algorithms.validation import best_at_k, majority_at_k, pass_
 from kapell.trainer.algorithms.value_loss import value_loss
 
 __all__ = [
+    "PRODUCERS",
     "REJECTION_STATISTICS",
+    "TOKEN_COLUMNS",
     "AdaptiveKLController",
     "Advantages",
     "Aggregation",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kapell.trainer.algorithms.columns import select_valid
 from kapell.trainer.algorithms.masked import as_mask, keep, masked_whiten
 from kapell.trainer.algorithms.metrics import Metric
 from kapell.trainer.algorithms.registry import MissingColumnError, Registry, call_with_columns
@@ -71,7 +72,7 @@ def compute_advantages(
 ) -> Advantages:
     """Call an estimator (by name, import path or itself) with the columns and options that it names.
 
-    `response_mask` must be among the columns. Float columns of its shape reach the estimator with zeros in
+    `response_mask` must be among the columns. Token columns (`columns.TOKEN_COLUMNS`) reach the estimator with zeros in
     masked slots. A reward in a masked slot is an error, since some estimators would count it and
     others not.
     """
@@ -84,16 +85,6 @@ def compute_advantages(
     result = call_with_columns(function, select_valid(columns, mask_BT) | {"response_mask": mask_BT}, options)
     advantages_BT, returns_BT, *metrics = result
     return Advantages(keep(mask_BT, advantages_BT), keep(mask_BT, returns_BT), dict(*metrics))
-
-
-def select_valid(columns: Mapping[str, Any], mask_BT: Tensor) -> dict[str, Any]:
-    """The columns, with zeros in masked slots of every float tensor that has the mask's shape."""
-    return {
-        name: keep(mask_BT, column)
-        if isinstance(column, Tensor) and column.is_floating_point() and column.shape == mask_BT.shape
-        else column
-        for name, column in columns.items()
-    }
 
 
 def _refuse_masked_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:

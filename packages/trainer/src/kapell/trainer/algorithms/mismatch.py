@@ -16,8 +16,8 @@ def mismatch_metrics(old_log_probs: Tensor, rollout_log_probs: Tensor, response_
 
     over tokens, kl = -mean log rho and k3_kl = mean(rho - 1 - log rho), both KL(rollout || old), and
     chi2_token = mean rho^2 - 1; over rows, training_ppl and rollout_ppl = mean exp NLL, log_ppl_diff =
-    mean(NLL_old - NLL_rollout) and its absolute, ppl_ratio = mean exp of that difference, chi2_seq = mean (prod rho)^2 - 1.
-    Rows without a valid token do not count.
+    mean(NLL_old - NLL_rollout) and its absolute, ppl_ratio = mean exp of that difference and
+    chi2_seq = mean (prod rho)^2 - 1. Rows without a valid token do not count.
     """
     mask_BT = as_mask(response_mask)
     old_BT, rollout_BT = keep(mask_BT, old_log_probs).detach(), keep(mask_BT, rollout_log_probs).detach()

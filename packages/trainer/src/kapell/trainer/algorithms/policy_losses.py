@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kapell.trainer.algorithms.advantages import select_valid
 from kapell.trainer.algorithms.aggregation import Aggregation, BatchTotals, LossResult, aggregated_loss
+from kapell.trainer.algorithms.columns import select_valid
 from kapell.trainer.algorithms.masked import as_mask
 from kapell.trainer.algorithms.registry import MissingColumnError, Registry, call_with_columns
 
@@ -50,7 +50,8 @@ def policy_loss(
 
     `response_mask` must be among the columns and says what belongs to a response; `loss_mask`, if there, says which of
     its tokens count in the loss. `totals` are counted on the latter over the whole mini-batch. `rollout_is_weights`, if
-    there, multiply the token losses without a gradient. Float columns reach the loss with zeros in masked slots.
+    there, multiply the token losses without a gradient. Token columns (`columns.TOKEN_COLUMNS`) reach the loss with
+    zeros in masked slots. Metrics: `actor/pg_loss` and those of the loss.
     """
     function = get_policy_loss(loss) if isinstance(loss, str) else loss
     if "response_mask" not in columns:

@@ -10,33 +10,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-__all__ = ["PRODUCERS", "MissingColumnError", "Registry", "call_with_columns", "columns_of", "options_of"]
+from kapell.trainer.algorithms.columns import PRODUCERS
+
+__all__ = ["MissingColumnError", "Registry", "call_with_columns", "columns_of", "options_of"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-PRODUCERS: Mapping[str, str] = {
-    "uid": "data",
-    "responses": "rollout",
-    "response_mask": "rollout",
-    "rollout_log_probs": "rollout",
-    "reward_baselines": "rollout (greedy) and reward",
-    "reward_components": "reward",
-    "rm_scores": "reward",
-    "old_log_probs": "actor.compute_log_prob",
-    "entropys": "actor.compute_log_prob",
-    "sum_pi_squared": "actor.compute_log_prob",
-    "ref_log_prob": "reference.compute_ref_log_prob",
-    "values": "critic.compute_values",
-    "vpreds": "the critic's forward pass",
-    "log_probs": "the actor's forward pass",
-    "token_level_scores": "the reward stage",
-    "token_level_rewards": "the reward stage (after the KL penalty, if any)",
-    "advantages": "the advantage stage",
-    "returns": "the advantage stage",
-    "rollout_is_weights": "the rollout correction",
-    "loss_mask": "the rollout correction",
-}
-"""Who writes each column that an algorithm may ask for."""
 
 
 class MissingColumnError(KeyError):
