@@ -4,8 +4,8 @@ Standard library only. `register` labels a method, `make_plan` turns a label, th
 into a `DispatchPlan` that any backend can run.
 """
 
+from kapell.decorators.arguments import PlannedArgument
 from kapell.decorators.balance import karmarkar_karp
-from kapell.decorators.batches import PADDING_KEY
 from kapell.decorators.calls import signature_of
 from kapell.decorators.columns import known_writers
 from kapell.decorators.functions import (
@@ -31,16 +31,15 @@ from kapell.decorators.futures import Future, is_future, materialize
 from kapell.decorators.markers import PerWorker, Replicate
 from kapell.decorators.mesh import Group, GroupShape, MeshLayout
 from kapell.decorators.modes import Dispatch, Execute, Reduction, register_dispatch_mode, update_dispatch_mode
-from kapell.decorators.plan import DispatchPlan, PlannedArgument
+from kapell.decorators.plan import DispatchPlan
 from kapell.decorators.planning import make_plan
 from kapell.decorators.reduce import Metric
 from kapell.decorators.spec import MethodSpec, Uneven, register, spec_of
 from kapell.decorators.splitter import Splitter
 from kapell.decorators.splitting import register_splitter, splitter_of
-from kapell.decorators.table import nbytes_of
+from kapell.decorators.table import format_bytes, nbytes_of
 
 __all__ = [
-    "PADDING_KEY",
     "Dispatch",
     "DispatchPlan",
     "Execute",
@@ -70,6 +69,7 @@ __all__ = [
     "dispatch_nd_compute",
     "dispatch_nd_compute_dataproto",
     "dispatch_one_to_all",
+    "format_bytes",
     "get_predefined_dispatch_fn",
     "get_predefined_execute_fn",
     "is_future",

@@ -22,7 +22,7 @@ def karmarkar_karp(costs: Sequence[float], num_parts: int, *, equal_size: bool =
     joined, each of at most `num_parts` sets.
 
     >>> karmarkar_karp([8, 7, 6, 5, 4], 2)
-    [[0, 4], [1, 2, 3]]
+    [[1, 3, 4], [0, 2]]
     >>> sorted(len(part) for part in karmarkar_karp([1, 2, 3, 4, 5], 2, equal_size=True))
     [2, 3]
     """

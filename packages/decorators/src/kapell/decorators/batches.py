@@ -1,16 +1,12 @@
 """Reading a batch type through its structure: the methods that kapell.protocol's DataProto and its like share.
 
-Nothing here imports such a type. A batch may hold its columns in two parts, `batch` and `non_tensor_batch`, and
-notes for the whole batch in `meta_info`.
+Nothing here imports such a type. A batch may hold its columns in two parts, `batch` and `non_tensor_batch`.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["PADDING_KEY", "chunk", "column", "columns", "cut", "mark", "marked", "nbytes", "select", "take"]
-
-PADDING_KEY = "padding_rows"
-"""Key of `meta_info` under which a worker finds how many rows at the end of its batch are padding."""
+__all__ = ["chunk", "column", "columns", "cut", "marked", "nbytes", "pad", "select", "take", "unpad"]
 
 
 def take(batch: Any, positions: Sequence[int]) -> Any:
@@ -35,7 +31,7 @@ def columns(batch: Any) -> tuple[str, ...]:
 
 
 def select(batch: Any, names: Sequence[str]) -> Any:
-    """The batch with only the named columns and all of `meta_info`."""
+    """The batch with only the named columns."""
     tensors = getattr(batch, "batch", None)
     objects = getattr(batch, "non_tensor_batch", None)
     if objects is None and not hasattr(batch, "batch"):
@@ -49,6 +45,8 @@ def select(batch: Any, names: Sequence[str]) -> Any:
 
 def column(batch: Any, name: str) -> Any:
     """One column."""
+    if hasattr(batch, "column"):
+        return batch.column(name)
     for part in (getattr(batch, "batch", None), getattr(batch, "non_tensor_batch", None)):
         if part is not None and name in part.keys():  # noqa: SIM118 (a TensorDict has no `in`)
             return part[name]
@@ -65,14 +63,18 @@ def nbytes(batch: Any) -> int:
     return sum(int(getattr(column(batch, name), "nbytes", 0)) for name in columns(batch))
 
 
-def mark(batch: Any, padding: int) -> Any:
-    """The batch with the number of padding rows at its end in `meta_info`; 0 takes the note away."""
-    kept = {key: value for key, value in batch.meta_info.items() if key != PADDING_KEY}
-    marked_batch = batch.slice(0, len(batch)) if hasattr(batch, "slice") else batch.select_idxs(list(range(len(batch))))
-    marked_batch.meta_info = kept | {PADDING_KEY: padding} if padding else kept
-    return marked_batch
+def pad(batch: Any, count: int) -> Any:
+    """The batch with `count` copies of its last row, marked in `padding_mask`."""
+    padded = batch.select_idxs(list(range(len(batch))))
+    padded.padding(count)
+    return padded
 
 
 def marked(batch: Any) -> int:
-    """How many rows at the end of the batch are noted as padding."""
-    return int((getattr(batch, "meta_info", None) or {}).get(PADDING_KEY, 0))
+    """How many rows are marked as padding."""
+    return int(sum(batch.padding_mask))
+
+
+def unpad(batch: Any) -> Any:
+    """The batch without the rows that are marked as padding."""
+    return batch.without_padding()

@@ -4,7 +4,7 @@ import difflib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from kapell.decorators.futures import is_future
@@ -23,7 +23,7 @@ def signature_of(cls: type, name: str) -> inspect.Signature:
     return _signature(inspect.getattr_static(cls, name))
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _signature(member: Any) -> inspect.Signature:
     function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
     signature = inspect.signature(function)
@@ -60,7 +60,7 @@ def check_types(method: str, signature: inspect.Signature, args: tuple[Any, ...]
     """
     for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
         parameter = signature.parameters[name]
-        expected = parameter.annotation
+        expected = typing.get_origin(parameter.annotation) or parameter.annotation
         if not isinstance(expected, type) or expected is inspect.Parameter.empty or lookup_splitter(expected) is None:
             continue
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):

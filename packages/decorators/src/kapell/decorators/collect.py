@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 from kapell.decorators.columns import check_written
@@ -51,17 +52,18 @@ class Collector:
         # Without named columns, and where nothing is joined, a list or tensor is a worker's own result, not rows.
         if splitter is None or not (joins or splitter.columns):
             return output
+        if splitter.unpad is not None and splitter.marked(output):
+            return splitter.unpad(output)
         rows, padding = self.rows[slot], self.padding[slot]
         length = splitter.length(output)
+        if not padding or (length != rows + padding and not joins):
+            return output
         if length == rows + padding:
-            return unmarked(splitter, cut_rows(splitter, output, 0, rows) if padding else output)
-        if padding and joins:
-            raise ValueError(
-                f"{self.method}: rank {self.ranks[slot]} returned {length} rows for {rows + padding}, of which "
-                f"{padding} are padding; which of its rows to drop cannot be told. Return one row a row, or "
-                "register with uneven='shards'"
-            )
-        return output
+            return cut_rows(splitter, output, 0, rows)
+        raise ValueError(
+            f"{self.method}: rank {self.ranks[slot]} returned {length} rows for {rows + padding}, {padding} of them "
+            "padding; which of its rows to drop cannot be told. Return one row a row, or register with uneven='shards'"
+        )
 
     def _in_order(self, joined: Any) -> Any:
         splitter = splitter_of(joined)
@@ -132,15 +134,10 @@ def cut_rows(splitter: Splitter, value: Any, start: int, stop: int) -> Any:
     return splitter.take(value, range(start, stop))
 
 
-def unmarked(splitter: Splitter, value: Any) -> Any:
-    """A value without the note of its padding rows."""
-    return splitter.mark(value, 0) if splitter.mark is not None and splitter.marked(value) else value
-
-
 def _kind(output: Any, splitter: Splitter | None) -> str:
     if output is None or splitter is not None:
         return type(output).__name__
-    return "number" if isinstance(output, int | float) else type(output).__name__
+    return "number" if isinstance(output, Number) else type(output).__name__
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeGuard
 from kapell.decorators.rows import RowLayout, Shards
 from kapell.decorators.splitting import splitter_of
 
-__all__ = ["Future", "FuturePart", "is_future", "materialize"]
+__all__ = ["Future", "FutureEntry", "FuturePart", "is_future", "materialize"]
 
 
 class Future(Protocol):
@@ -57,6 +57,28 @@ class FuturePart:
             return value
         layout = RowLayout.even(splitter.length(value), self.count)
         return Shards(value, splitter, layout)[self.index]
+
+
+@dataclass(frozen=True)
+class FutureEntry:
+    """One rank's entry of a list that isn't there yet."""
+
+    future: Future
+    """A future of a list with one entry a rank."""
+    rank: int
+    """Whose entry."""
+    world_size: int
+    """How many entries there must be."""
+
+    __kapell_future__ = True
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the list and take this rank's entry."""
+        entries = self.future.get(timeout=timeout)
+        if not isinstance(entries, list | tuple) or len(entries) != self.world_size:
+            found = f"{len(entries)} entries" if isinstance(entries, list | tuple) else type(entries).__name__
+            raise ValueError(f"a future argument needs one entry for each of {self.world_size} ranks, got {found}")
+        return entries[self.rank]
 
 
 def _value(value: Any) -> Any:

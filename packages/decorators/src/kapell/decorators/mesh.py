@@ -123,15 +123,16 @@ class GroupShape:
 
     def mesh(self, name: str) -> MeshLayout:
         """The layout of the mesh `name`."""
-        if name not in self.meshes:
+        try:
+            return self.meshes[name]
+        except KeyError:
             close = difflib.get_close_matches(name, self.meshes, n=1)
             meant = f"; did you mean {close[0]!r}?" if close else ""
             known = ", ".join(sorted(self.meshes)) or "none"
             raise ValueError(
                 f"mesh {name!r} is not registered{meant} (known: {known}); each worker registers its data-parallel "
                 "rank and whether it is collected under the mesh's name"
-            )
-        return self.meshes[name]
+            ) from None
 
     @property
     def _dispatch_info(self) -> dict[str, list[int]]:

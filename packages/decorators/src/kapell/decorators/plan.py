@@ -4,33 +4,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kapell.decorators.table import format_plan
+from kapell.decorators.arguments import PlannedArgument
+from kapell.decorators.rows import RowLayout
+from kapell.decorators.table import format_table
 
-__all__ = ["DispatchPlan", "PlannedArgument"]
-
-
-@dataclass(frozen=True)
-class PlannedArgument:
-    """One argument of the call, over all running ranks."""
-
-    name: str | None
-    """Keyword, or None for a positional argument."""
-    position: int | None
-    """Position, or None for a keyword argument."""
-    values: Sequence[Any]
-    """The distinct values; each is shipped once. May be lazy: a shard is cut when it is asked for, so ask once."""
-    index: Sequence[int]
-    """For each running rank, which of `values` it receives."""
-    label: str = ""
-    """What messages and tables call it: the parameter's name where the signature is known."""
+__all__ = ["DispatchPlan"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class DispatchPlan:
     """All of a call that can be decided before anything is sent. Made by `make_plan`; `print(plan)` shows a table."""
 
     method: str
-    """Name of the method, with the group's role in front where it has one."""
+    """Name of the method."""
+    role: str
+    """Name of the group; may be empty."""
     mode: str
     """Name of the dispatch mode."""
     world_size: int
@@ -46,14 +34,18 @@ class DispatchPlan:
     the number isn't known yet (a future)."""
     padding_rows: tuple[int, ...]
     """Padding rows at the end of each running rank's shard."""
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = ()
     """Columns that are sent, of batches with named columns."""
+    row_layout: RowLayout | None = None
+    """Which rows are in which shard; None where nothing is split."""
+    shards: Sequence[int] = ()
+    """The shard of each running rank; empty where nothing is split."""
     collector: Callable[[list[Any]], Any]
-    """What `collect` does, with the number of results already checked."""
+    """What `collect` does, once the number of results is checked."""
 
     def call_for(self, rank: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of one running rank."""
-        slot = rank if rank < len(self.ranks) and self.ranks[rank] == rank else self.ranks.index(rank)
+        slot = self._slot(rank)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for argument in self.arguments:
@@ -64,14 +56,31 @@ class DispatchPlan:
                 kwargs[argument.name] = value
         return tuple(args), kwargs
 
+    def rows_of(self, rank: int) -> Sequence[int]:
+        """The caller's rows that a running rank gets, in the order in which it gets them, padding not counted."""
+        if self.row_layout is None:
+            return range(0)
+        return self.row_layout.positions(self.shards[self._slot(rank)])
+
     def collect(self, outputs: Sequence[Any]) -> Any:
         """The call's result from the results of `collect_ranks`, in that order.
 
-        Drops padded rows, restores the caller's order, then joins or reduces.
+        Drops padded rows, joins or reduces, then restores the caller's order.
         """
         if len(outputs) != len(self.collect_ranks):
             raise ValueError(f"{self.method}: collects {len(self.collect_ranks)} results, got {len(outputs)}")
         return self.collector(list(outputs))
 
+    def _slot(self, rank: int) -> int:
+        # Ranks are 0, 1, 2, ... or rank 0 alone: no search through thousands of them.
+        if not 0 <= rank < len(self.ranks):
+            raise ValueError(
+                f"{self.method}: rank {rank} does not run; {len(self.ranks)} of {self.world_size} ranks do"
+            )
+        return rank
+
     def __str__(self) -> str:
-        return format_plan(self)
+        num_rows = self.row_layout.num_rows if self.row_layout is not None else 0
+        name = f"{self.role}.{self.method}" if self.role else self.method
+        title = f"{name}: {self.mode}, {num_rows} rows, {len(self.ranks)} of {self.world_size} ranks run"
+        return format_table(title, self.ranks, self.rows, self.padding_rows, self.columns, self.arguments)

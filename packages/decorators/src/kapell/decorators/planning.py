@@ -6,25 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from kapell.decorators import calls, columns
+from kapell.decorators.arguments import ArgumentLayout, Slot, batches_in, common_columns
 from kapell.decorators.collect import Collector, CustomCollector
-from kapell.decorators.markers import PerWorker, Replicate
+from kapell.decorators.futures import is_future
 from kapell.decorators.mesh import GroupShape, MeshLayout
 from kapell.decorators.modes import Arguments, Dispatch, Execute, Reduction, resolve
 from kapell.decorators.plan import DispatchPlan, PlannedArgument
-from kapell.decorators.rowplan import RowsPlan, plan_rows
+from kapell.decorators.rowplan import plan_rows
+from kapell.decorators.rows import RowLayout
 from kapell.decorators.spec import MethodSpec
 from kapell.decorators.splitting import splitter_of
 
 __all__ = ["make_plan"]
 
-
-@dataclass(frozen=True)
-class Slot:
-    """Where an argument stands in the call."""
-
-    name: str | None
-    position: int | None
-    label: str
+_Slots = list[tuple[Slot, Any]]
 
 
 def make_plan(
@@ -52,14 +47,14 @@ def make_plan(
     name = f"{shape.role}.{method}" if shape.role else method
     mode = resolve(spec.dispatch_mode)
     if mode.arguments is Arguments.FORBIDDEN:
-        raise NotImplementedError(
-            f"{name} is labelled {mode}: it is called on the worker itself, not through its group"
-        )
-    if signature is not None and mode.arguments is not Arguments.CUSTOM:
+        raise NotImplementedError(f"{name} is labelled {mode}: call it on the worker itself, not its group")
+    call = _Call(method, name, spec, mode, shape, signature)
+    if mode.arguments is Arguments.CUSTOM:
+        return call.plan_custom(args, kwargs, shape if group is None else group)
+    if signature is not None:
         calls.check_call(name, signature, args, kwargs)
         if mode.arguments is not Arguments.PER_WORKER:
             calls.check_types(name, signature, args, kwargs)
-    call = _Call(name, spec, mode, shape, signature, group)
     return call.plan(args, kwargs)
 
 
@@ -67,134 +62,93 @@ def make_plan(
 class _Call:
     """What all steps of planning one call need."""
 
+    method: str
     name: str
     spec: MethodSpec
     mode: Dispatch
     shape: GroupShape
     signature: inspect.Signature | None
-    group: Any
 
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DispatchPlan:
-        if self.mode.arguments is Arguments.CUSTOM:
-            return self._custom(args, kwargs)
         slots = self._slots(args, kwargs)
-        sent = self._check_read(slots)
-        if self.spec.execute_mode is Execute.RANK_ZERO or self.mode.arguments is Arguments.RANK_ZERO:
-            planned = [self._marked(slot, value) or self._whole(slot, value) for slot, value in slots]
-            return self._finish((0,), (0,), planned, Reduction.FIRST, None, sent)
-        ranks = tuple(range(self.shape.world_size))
+        sent = self._check_read([value for _, value in slots])
+        lay = self._argument_layout()
+        if self._alone():
+            planned = [lay.marked(slot, value) or lay.whole(slot, value) for slot, value in slots]
+            return self._finish(lay.ranks, lay.ranks, planned, Reduction.FIRST, sent)
         if self.mode.arguments in (Arguments.ROWS, Arguments.FUNCTION_AND_ROWS):
-            return self._rows(ranks, slots, sent)
-        lay = self._entry_per_rank if self.mode.arguments is Arguments.PER_WORKER else self._whole
-        planned = [self._marked(slot, value) or lay(slot, value) for slot, value in slots]
-        return self._finish(ranks, ranks, planned, self.mode.collect, None, sent)
+            return self._plan_rows(lay, slots, sent)
+        lay_open = lay.entry_per_rank if self.mode.arguments is Arguments.PER_WORKER else lay.whole
+        planned = [lay.marked(slot, value) or lay_open(slot, value) for slot, value in slots]
+        return self._finish(lay.ranks, lay.ranks, planned, self.mode.collect, sent)
 
-    def _slots(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Slot, Any]]:
+    def plan_custom(self, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any) -> DispatchPlan:
+        assert self.mode.dispatch_fn is not None
+        assert self.mode.collect_fn is not None
+        laid = self.mode.dispatch_fn(group, *args, **kwargs)
+        if not (isinstance(laid, tuple | list) and len(laid) == 2 and isinstance(laid[1], Mapping)):
+            raise TypeError(f"{self.name}: the dispatch_fn of {self.mode} must return (args, kwargs), got {laid!r:.80}")
+        laid_args, laid_kwargs = tuple(laid[0]), dict(laid[1])
+        if self.signature is not None:
+            calls.check_call(self.name, self.signature, laid_args, laid_kwargs)
+        lay = self._argument_layout()
+        lay_one = lay.whole if self._alone() else lay.entry_per_rank
+        planned = [lay_one(slot, value) for slot, value in self._slots(laid_args, laid_kwargs)]
+        rows, padding = _rows_of_custom(planned, len(lay.ranks))
+        collector = CustomCollector(self.name, lay.ranks, self.mode.collect_fn, group, rows, padding, self._alone())
+        return self._plan_of(lay.ranks, lay.ranks, planned, collector, rows=rows, padding_rows=padding)
+
+    def _alone(self) -> bool:
+        return self.spec.execute_mode is Execute.RANK_ZERO or self.mode.arguments is Arguments.RANK_ZERO
+
+    def _argument_layout(self) -> ArgumentLayout:
+        world_size = self.shape.world_size
+        ranks = (0,) if self._alone() else tuple(range(world_size))
+        return ArgumentLayout(self.name, self.mode.name, world_size, ranks, self.spec.reads)
+
+    def _slots(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Slots:
         label = calls.labels(self.signature, len(args))
         slots = [(Slot(None, index, label(index)), value) for index, value in enumerate(args)]
         return slots + [(Slot(name, None, name), value) for name, value in kwargs.items()]
 
-    def _check_read(self, slots: list[tuple[Slot, Any]]) -> tuple[str, ...]:
+    def _check_read(self, values: list[Any]) -> tuple[str, ...]:
         """The columns that the caller's batches have, when they have those that the method reads."""
-        found = [columns.columns_of(_unwrapped(value)) for _, value in slots]
+        per_worker = self.mode.arguments is Arguments.PER_WORKER and not self._alone()
+        found = [common_columns(batches_in(value, per_worker=per_worker)) for value in values]
         there = tuple(dict.fromkeys(name for names in found for name in names or ()))
-        if self.spec.reads and any(names is not None for names in found):
+        known = not any(is_future(value) and names is None for value, names in zip(values, found, strict=True))
+        if self.spec.reads and known and any(names is not None for names in found):
             columns.check_read(self.name, self.spec.reads, set(there), self.shape.writers)
         return there
 
-    def _kept(self, value: Any) -> Any:
-        """The value with only the columns that are read."""
-        return columns.only(value, self.spec.reads) if self.spec.reads else value
-
-    def _rows(self, ranks: tuple[int, ...], slots: list[tuple[Slot, Any]], sent: tuple[str, ...]) -> DispatchPlan:
-        layout = self._layout()
+    def _plan_rows(self, lay: ArgumentLayout, slots: _Slots, sent: tuple[str, ...]) -> DispatchPlan:
+        mesh_name = self.mode.mesh_name
+        mesh = self.shape.mesh(mesh_name) if mesh_name is not None else MeshLayout.flat(self.shape.world_size)
         if self.mode.arguments is Arguments.FUNCTION_AND_ROWS:
             self._check_function(slots)
-        marked = [(slot, self._marked(slot, value)) for slot, value in slots]
-        open_slots = [
-            (slot.label, value) for (slot, value), (_, done) in zip(slots, marked, strict=True) if done is None
-        ]
-        rows = plan_rows(self.name, self.spec, open_slots, layout.dp_size, self.shape.world_size, self._kept)
-        shards = iter(rows.values)
-        planned = []
-        for slot, done in marked:
-            if done is not None:
-                planned.append(done)
-                continue
-            values = next(shards)
-            index = layout.dp_ranks if len(values) > 1 or layout.dp_size == 1 else (0,) * len(ranks)
-            planned.append(PlannedArgument(slot.name, slot.position, values, index, slot.label))
+        planned = {index: done for index, item in enumerate(slots) if (done := lay.marked(*item)) is not None}
+        open_slots = [(index, *item) for index, item in enumerate(slots) if index not in planned]
+        rows = plan_rows(
+            self.name,
+            self.spec,
+            [(slot.label, value) for _, slot, value in open_slots],
+            num_shards=mesh.dp_size,
+            world_size=self.shape.world_size,
+            kept=lay.kept,
+        )
+        for (index, slot, _), values in zip(open_slots, rows.values, strict=True):
+            one_for_all = len(values) == 1
+            planned[index] = slot.planned(values, (0,) * len(lay.ranks) if one_for_all else mesh.dp_ranks)
+        arguments = [planned[index] for index in range(len(slots))]
         if rows.padding_argument is not None:
-            planned.append(
-                PlannedArgument(self.spec.padding_argument, None, rows.padding_argument, layout.dp_ranks, "padding")
-            )
-        return self._finish(ranks, layout.collect_ranks, planned, self.mode.collect, (rows, layout), sent)
+            arguments.append(PlannedArgument(self.spec.padding_argument, None, rows.padding_argument, mesh.dp_ranks))
+        return self._finish(lay.ranks, mesh.collect_ranks, arguments, self.mode.collect, sent, rows.layout, mesh)
 
-    def _layout(self) -> MeshLayout:
-        if self.mode.mesh_name is not None:
-            return self.shape.mesh(self.mode.mesh_name)
-        return MeshLayout.flat(self.shape.world_size)
-
-    def _check_function(self, slots: list[tuple[Slot, Any]]) -> None:
+    def _check_function(self, slots: _Slots) -> None:
         first = next((value for slot, value in slots if slot.position == 0), None)
         if callable(first) or (first is None and any(callable(value) for _, value in slots)):
             return
         raise TypeError(f"{self.name}: {self.mode} takes a function as first argument, got {type(first).__name__}")
-
-    def _marked(self, slot: Slot, value: Any) -> PlannedArgument | None:
-        """The plan of an argument that says itself where it goes."""
-        world = self.shape.world_size
-        if isinstance(value, Replicate):
-            return self._whole(slot, value.value)
-        if isinstance(value, PerWorker):
-            if len(value.values) != world:
-                raise ValueError(
-                    f"{self.name}: argument {slot.label!r} is PerWorker with {len(value.values)} entries; "
-                    f"the group has {world} ranks"
-                )
-            return _distinct(slot, value.values)
-        return None
-
-    def _whole(self, slot: Slot, value: Any) -> PlannedArgument:
-        return _whole(slot, self._kept(value), self.shape.world_size)
-
-    def _entry_per_rank(self, slot: Slot, value: Any) -> PlannedArgument:
-        world = self.shape.world_size
-        hint = "wrap it in Replicate(...) to give every rank the whole value"
-        if not isinstance(value, list | tuple):
-            raise TypeError(
-                f"{self.name}: {self.mode} takes for argument {slot.label!r} a list with one entry for each of the "
-                f"{world} ranks, got {type(value).__name__}; {hint}"
-            )
-        if len(value) != world:
-            raise ValueError(
-                f"{self.name}: {self.mode} takes one entry a rank: argument {slot.label!r} has {len(value)} entries, "
-                f"the group {world} ranks; {hint}"
-            )
-        return _distinct(slot, value)
-
-    def _custom(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DispatchPlan:
-        assert self.mode.dispatch_fn is not None
-        assert self.mode.collect_fn is not None
-        group = self.shape if self.group is None else self.group
-        laid = self.mode.dispatch_fn(group, *args, **kwargs)
-        if not (isinstance(laid, tuple | list) and len(laid) == 2 and isinstance(laid[1], Mapping)):
-            raise TypeError(f"{self.name}: the dispatch_fn of {self.mode} must return (args, kwargs), got {laid!r:.80}")
-        slots = self._slots(tuple(laid[0]), dict(laid[1]))
-        if self.signature is not None:
-            calls.check_call(self.name, self.signature, tuple(laid[0]), laid[1])
-        if self.spec.execute_mode is Execute.RANK_ZERO:
-            ranks: tuple[int, ...] = (0,)
-            planned = [_whole(slot, value, 1) for slot, value in slots]
-        else:
-            ranks = tuple(range(self.shape.world_size))
-            planned = [self._entry_per_rank(slot, value) for slot, value in slots]
-        rows, padding = _rows_of_custom(planned, len(ranks))
-        single = self.spec.execute_mode is Execute.RANK_ZERO
-        collector = CustomCollector(self.name, ranks, self.mode.collect_fn, group, rows, padding, single)
-        return DispatchPlan(
-            self.name, self.mode.name, self.shape.world_size, ranks, ranks, tuple(planned), rows, padding, (), collector
-        )
 
     def _finish(
         self,
@@ -202,62 +156,56 @@ class _Call:
         collect_ranks: tuple[int, ...],
         planned: Sequence[PlannedArgument],
         reduction: Reduction,
-        laid: tuple[RowsPlan, MeshLayout] | None,
         sent: tuple[str, ...],
+        layout: RowLayout | None = None,
+        mesh: MeshLayout | None = None,
     ) -> DispatchPlan:
-        rows = padding = (0,) * len(ranks)
-        order, split = None, False
-        if laid is not None and laid[0].layout is not None:
-            layout, mesh = laid[0].layout, laid[1]
-            all_padding = layout.padding
-            rows = tuple(layout.sizes[dp_rank] for dp_rank in mesh.dp_ranks)
-            padding = tuple(all_padding[dp_rank] for dp_rank in mesh.dp_ranks)
-            order, split = layout.order, True
+        collected: dict[str, Any] = {}
+        shards: dict[str, Any] = {}
+        if layout is not None and mesh is not None:
+            padding = layout.padding
+            shards["rows"] = tuple(layout.sizes[shard] for shard in mesh.dp_ranks)
+            shards["padding_rows"] = tuple(padding[shard] for shard in mesh.dp_ranks)
+            shards["row_layout"], shards["shards"] = layout, mesh.dp_ranks
+            # Collected ranks come in data-parallel order, one a shard.
+            collected = {"rows": layout.sizes, "padding": padding, "order": layout.order}
         collector = Collector(
             method=self.name,
             ranks=collect_ranks,
             reduction=self.spec.collect or reduction,
-            rows=tuple(rows[rank] for rank in collect_ranks) if split else (),
-            padding=tuple(padding[rank] for rank in collect_ranks) if split else (),
-            order=order,
             writes=self.spec.writes if self.spec.strict else None,
             sent=sent,
+            **collected,
         )
         reads = self.spec.reads
-        shown = tuple(name for name in sent if name in reads) if reads else sent
+        shown = tuple(name for name in sent if not reads or name in reads)
+        return self._plan_of(ranks, collect_ranks, planned, collector, columns=shown, **shards)
+
+    def _plan_of(
+        self,
+        ranks: tuple[int, ...],
+        collect_ranks: tuple[int, ...],
+        planned: Sequence[PlannedArgument],
+        collector: Any,
+        *,
+        rows: tuple[int, ...] | None = None,
+        padding_rows: tuple[int, ...] | None = None,
+        **fields: Any,
+    ) -> DispatchPlan:
+        none = (0,) * len(ranks)
         return DispatchPlan(
-            self.name,
-            self.mode.name,
-            self.shape.world_size,
-            ranks,
-            collect_ranks,
-            tuple(planned),
-            rows,
-            padding,
-            shown,
-            collector,
+            method=self.method,
+            role=self.shape.role,
+            mode=self.mode.name,
+            world_size=self.shape.world_size,
+            ranks=ranks,
+            collect_ranks=collect_ranks,
+            arguments=tuple(planned),
+            collector=collector,
+            rows=rows or none,
+            padding_rows=padding_rows or none,
+            **fields,
         )
-
-
-def _whole(slot: Slot, value: Any, num_ranks: int) -> PlannedArgument:
-    return PlannedArgument(slot.name, slot.position, (value,), (0,) * num_ranks, slot.label)
-
-
-def _distinct(slot: Slot, entries: Sequence[Any]) -> PlannedArgument:
-    """One entry a rank; an object that occurs several times is one value."""
-    places: dict[int, int] = {}
-    values: list[Any] = []
-    index: list[int] = []
-    for entry in entries:
-        place = places.setdefault(id(entry), len(values))
-        if place == len(values):
-            values.append(entry)
-        index.append(place)
-    return PlannedArgument(slot.name, slot.position, tuple(values), tuple(index), slot.label)
-
-
-def _unwrapped(value: Any) -> Any:
-    return value.value if isinstance(value, Replicate) else value
 
 
 def _rows_of_custom(planned: list[PlannedArgument], num_ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

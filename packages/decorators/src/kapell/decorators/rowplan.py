@@ -39,6 +39,7 @@ def plan_rows(
     method: str,
     spec: MethodSpec,
     arguments: list[tuple[str, Any]],
+    *,
     num_shards: int,
     world_size: int,
     kept: Callable[[Any], Any],
@@ -156,7 +157,7 @@ def _padded(method: str, spec: MethodSpec, batches: list[_Batch], layout: RowLay
             raise TypeError(
                 f"{method}: {batch.splitter.kind} offers chunk only: argument {batch.label!r} cannot be padded"
             )
-    if spec.padding_argument is None and all(batch.splitter.mark is None for batch in batches):
+    if spec.padding_argument is None and all(batch.splitter.pad is None for batch in batches):
         raise TypeError(
             f"{method}: {batches[0].splitter.kind} has no place to mark padded rows; register with "
             "padding_argument='num_padding' to receive their number, or with uneven='shards'"

@@ -103,6 +103,10 @@ class Shards(Sequence[Any]):
             raise TypeError(f"{self.splitter.kind} offers chunk only: it can be neither padded nor balanced")
         if not padding:
             return self.splitter.take(self.value, positions)
-        filler = positions[-1] if len(positions) else self.layout.num_rows - 1
-        shard = self.splitter.take(self.value, [*positions, *[filler] * padding])
-        return self.splitter.mark(shard, padding) if self.splitter.mark is not None else shard
+        if self.splitter.pad is None:  # the method is told by its padding_argument
+            filler = positions[-1] if len(positions) else self.layout.num_rows - 1
+            return self.splitter.take(self.value, [*positions, *[filler] * padding])
+        if len(positions):
+            return self.splitter.pad(self.splitter.take(self.value, positions), padding)
+        filled = self.splitter.pad(self.splitter.take(self.value, [self.layout.num_rows - 1]), padding)
+        return self.splitter.take(filled, range(1, padding + 1))

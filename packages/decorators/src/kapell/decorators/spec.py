@@ -72,8 +72,6 @@ class MethodSpec:
             fix("collect", _word(Reduction, self.collect, "collect"))
         for name in ("reads", "writes"):
             fix(name, _column_names(name, getattr(self, name)))
-        if self.strict and not self.writes:
-            raise ValueError("strict=True needs writes=(...): it refuses columns that are not declared there")
         self._check_rows_options()
 
     def _check_rows_options(self) -> None:

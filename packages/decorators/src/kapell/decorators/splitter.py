@@ -43,10 +43,12 @@ class Splitter:
     """One column, for costs and groups."""
     nbytes: Callable[[Any], int] | None = None
     """Size in bytes, for the plan's table."""
-    mark: Callable[[Any, int], Any] | None = None
-    """The value with a note of how many rows at its end are padding; 0 takes the note away."""
+    pad: Callable[[Any, int], Any] | None = None
+    """The value with its last row repeated so many times at the end, noted as padding where the worker can read it."""
     marked: Callable[[Any], int] = never
-    """The number that `mark` noted."""
+    """How many rows are noted as padding."""
+    unpad: Callable[[Any], Any] | None = None
+    """The value without the rows that are noted as padding."""
 
     def __post_init__(self) -> None:
         if self.take is None and self.chunk is None:

@@ -1,8 +1,8 @@
 """What can be split over ranks and joined again: one registry, and a structural protocol for batch types.
 
 A type takes part when it was registered (`register_splitter`), or when it has `__len__`, `chunk(n)` and
-`concat(parts)`. With `select_idxs` it can also be padded and balanced; with `columns` and `select`, only the columns
-that a method reads are sent.
+`concat(parts)`. With `select_idxs` it can also be balanced; with `padding`, `padding_mask` and `without_padding` it
+can be padded; with `columns` and `select`, only the columns that a method reads are sent.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,8 +32,9 @@ def register_splitter(
     select: Callable[[Any, Sequence[str]], Any] | None = None,
     column: Callable[[Any, str], Any] | None = None,
     nbytes: Callable[[Any], int] | None = None,
-    mark: Callable[[Any, int], Any] | None = None,
+    pad: Callable[[Any, int], Any] | None = None,
     marked: Callable[[Any], int] = never,
+    unpad: Callable[[Any], Any] | None = None,
 ) -> None:
     """Let values of `cls` and its subclasses be split over ranks; `Splitter` says what each function does.
 
@@ -62,8 +63,9 @@ def register_splitter(
         select=select,
         column=column,
         nbytes=nbytes,
-        mark=mark,
+        pad=pad,
         marked=marked,
+        unpad=unpad,
     )
     _CACHE.clear()
 
@@ -108,6 +110,7 @@ def _structural(cls: type) -> Splitter | None:
         return None
     by_position = hasattr(cls, "select_idxs")
     has_columns = hasattr(cls, "columns")
+    marks = by_position and all(hasattr(cls, name) for name in ("padding", "padding_mask", "without_padding"))
     return Splitter(
         kind=cls.__name__,
         length=len,
@@ -119,6 +122,7 @@ def _structural(cls: type) -> Splitter | None:
         select=batches.select if has_columns and hasattr(cls, "select") else None,
         column=batches.column if has_columns else None,
         nbytes=batches.nbytes,
-        mark=batches.mark if by_position else None,
-        marked=batches.marked,
+        pad=batches.pad if marks else None,
+        marked=batches.marked if marks else never,
+        unpad=batches.unpad if marks else None,
     )

@@ -1,42 +1,45 @@
 """A plan as a text table: rank, rows, padding, columns, bytes and replicas."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kapell.decorators.arguments import PlannedArgument
 from kapell.decorators.splitting import splitter_of
 
-if TYPE_CHECKING:
-    from kapell.decorators.plan import DispatchPlan
-
-__all__ = ["format_bytes", "format_plan", "nbytes_of"]
+__all__ = ["format_bytes", "format_table", "nbytes_of"]
 
 _MAX_RANKS = 32  # a table of thousands of ranks hides what it should show
 
 
-def format_plan(plan: "DispatchPlan") -> str:
-    """The table that `print(plan)` shows."""
-    num_rows = sum(rows for rank, rows in zip(plan.ranks, plan.rows, strict=True) if rank in set(plan.collect_ranks))
-    title = f"{plan.method}: {plan.mode}, {num_rows} rows, {len(plan.ranks)} of {plan.world_size} ranks run"
+def format_table(
+    title: str,
+    ranks: Sequence[int],
+    rows: Sequence[int],
+    padding_rows: Sequence[int],
+    columns: Sequence[str],
+    arguments: Sequence[PlannedArgument],
+) -> str:
+    """The table that `print(plan)` shows, under a title."""
     sizes: dict[tuple[int, int], int] = {}
-    shared = [_counts(argument.index, len(argument.values)) for argument in plan.arguments]
+    shared = [_counts(argument.index, len(argument.values)) for argument in arguments]
     header = ["rank", "rows", "padding", "columns", "bytes", "replicas"]
     body = []
-    for slot, rank in list(enumerate(plan.ranks))[:_MAX_RANKS]:
+    for slot, rank in list(enumerate(ranks))[:_MAX_RANKS]:
         total = 0
-        for which, argument in enumerate(plan.arguments):
+        for which, argument in enumerate(arguments):
             key = (which, argument.index[slot])
             if key not in sizes:
                 sizes[key] = nbytes_of(argument.values[argument.index[slot]])
             total += sizes[key]
         replicas = [
             f"{argument.label or argument.name or argument.position} x{counts[argument.index[slot]]}"
-            for argument, counts in zip(plan.arguments, shared, strict=True)
+            for argument, counts in zip(arguments, shared, strict=True)
             if counts[argument.index[slot]] > 1
         ]
-        shown = [", ".join(plan.columns) or "-", format_bytes(total), ", ".join(replicas) or "-"]
-        body.append([str(rank), str(plan.rows[slot]), str(plan.padding_rows[slot]), *shown])
+        shown = [", ".join(columns) or "-", format_bytes(total), ", ".join(replicas) or "-"]
+        body.append([str(rank), str(rows[slot]), str(padding_rows[slot]), *shown])
     lines = [title, *_align([header, *body])]
-    hidden = len(plan.ranks) - len(body)
+    hidden = len(ranks) - len(body)
     if hidden:
         lines.append(f"... and {hidden} more ranks")
     return "\n".join(lines)
