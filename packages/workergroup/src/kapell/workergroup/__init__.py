@@ -1,46 +1,71 @@
 """Groups of workers driven by one controller, and the in-process backend. Imports neither torch nor ray."""
 
+from .accounting import CallRecord, RankCost
+from .answering import CallRunner, RunTime, invoke
 from .backend import Backend, BackendNotFoundError, load_backend
-from .calls import GroupMethod, PendingCall
+from .calls import PendingCall
+from .codecs import Codec, register_codec
 from .colocation import ColocatedWorker, colocate, colocated_roles, colocated_worker_class
 from .environment import PROTECTED_ENV, current_worker_env, placement_env, use_worker_env
 from .errors import (
+    BusyRank,
     CallTimeoutError,
     GroupClosedError,
     KapellError,
     LostWorker,
+    MeshRegisteredError,
     NotRegisteredError,
     RankContext,
     RemoteError,
-    WorkerFailedError,
-    WorkerLostError,
 )
+from .failures import WorkerFailedError, WorkerLostError, failed_start
 from .group import WorkerGroup
+from .health import Liveness, RankHealth
 from .isolation import isolate
 from .local import LocalBackend, LocalWorkerGroup
+from .methods import CallOptions, GroupMethod
 from .pool import ClassWithInitArgs, ResourcePool
+from .recording import Recorder, replay
+from .stats import GroupStats, MethodStats, RankStats
+from .trace import save_trace
+from .transport import PackedError, pack_error
 from .worker import Worker
-from .workers import RankCall, Workers, invoke
+from .workers import RankCall, Workers
 
 __all__ = [
     "PROTECTED_ENV",
     "Backend",
     "BackendNotFoundError",
+    "BusyRank",
+    "CallOptions",
+    "CallRecord",
+    "CallRunner",
     "CallTimeoutError",
     "ClassWithInitArgs",
+    "Codec",
     "ColocatedWorker",
     "GroupClosedError",
     "GroupMethod",
+    "GroupStats",
     "KapellError",
+    "Liveness",
     "LocalBackend",
     "LocalWorkerGroup",
     "LostWorker",
+    "MeshRegisteredError",
+    "MethodStats",
     "NotRegisteredError",
+    "PackedError",
     "PendingCall",
     "RankCall",
     "RankContext",
+    "RankCost",
+    "RankHealth",
+    "RankStats",
+    "Recorder",
     "RemoteError",
     "ResourcePool",
+    "RunTime",
     "Worker",
     "WorkerFailedError",
     "WorkerGroup",
@@ -50,9 +75,14 @@ __all__ = [
     "colocated_roles",
     "colocated_worker_class",
     "current_worker_env",
+    "failed_start",
     "invoke",
     "isolate",
     "load_backend",
+    "pack_error",
     "placement_env",
+    "register_codec",
+    "replay",
+    "save_trace",
     "use_worker_env",
 ]

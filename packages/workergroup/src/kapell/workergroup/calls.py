@@ -1,88 +1,131 @@
-"""One call of a group: its method object, and the pending call that gathers the ranks' answers."""
+"""One call of a group under way: gathers the ranks' answers as they come, and collects them into the result."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from typing import Any, Generic, TypeVar, cast
 
-from kapell.decorators import DispatchPlan, MethodSpec
+from kapell.decorators import DispatchPlan, nbytes_of
 
-from .errors import CallTimeoutError, RankContext, WorkerFailedError
-from .workers import Workers
+from .accounting import CallRecord
+from .errors import BusyRank, CallTimeoutError, LostWorker
+from .failures import WorkerFailedError
+from .routing import Route
+from .spans import CallSpan
+from .transport import show_user_frames
 
-if TYPE_CHECKING:
-    from .group import WorkerGroup
+__all__ = ["PendingCall"]
 
-__all__ = ["GroupMethod", "PendingCall"]
-
-HandleT = TypeVar("HandleT")
 ResultT = TypeVar("ResultT")
+
+_logger = logging.getLogger(__name__)
 
 # When one rank fails, others often fail for the same reason a moment later: report them together, but don't wait for a
 # rank that hangs in a collective with the failed one.
 _FAILURE_GRACE_SECONDS = 1.0
+_REPORT_SECONDS = 600.0  # how often a long wait says in the log what it waits for
 
 
 class PendingCall(Generic[ResultT]):
-    """A call under way: wait for it with ``get``, await it, iterate over it, or give it to the next call."""
+    """A call under way: wait for it with ``get``, await it, iterate over it, or give it to the next call.
+
+    Ranks are the workers' own, in the whole group, also when the call was made through a slice of it. Once a rank has
+    failed, the others get one more second to answer, so that a common failure is reported as one.
+    """
 
     __kapell_future__ = True
 
     def __init__(
         self,
-        workers: Workers[Any],
+        route: Route,
+        method: str,
         plan: DispatchPlan,
         handles: Mapping[int, Any],
+        record: CallRecord,
         *,
-        role: str,
-        context: Callable[[int], RankContext],
-        collect: Callable[[list[Any]], ResultT],
+        limit: float,
+        retry: int = 0,
+        span: CallSpan | None = None,
     ) -> None:
-        self._workers = workers
+        self._route = route
+        self._method = method
         self._plan = plan
-        self._handles = dict(handles)
-        self._role = role
-        self._context = context
-        self._collect = collect
-        self._sent_at = time.monotonic()
+        self._limit = limit
+        self._retry = retry
+        self._span = span
+        self._lock = threading.Lock()
+        self._result: tuple[ResultT] | None = None
+        self._error: WorkerFailedError | None = None
+        self._expect(handles, record)
+
+    def _expect(self, handles: Mapping[int, Any], record: CallRecord) -> None:
+        self._waiting = {id(handle): (slot, rank, handle) for slot, (rank, handle) in enumerate(handles.items())}
+        self._record = record
         self._results: dict[int, Any] = {}
-        self._failures: list[tuple[RankContext, Exception]] = []
-        self._outcome: tuple[ResultT] | None = None
+        self._failures: dict[int, Exception] = {}
+        self._failed_at = 0.0
+        self.sent_at = time.monotonic()
 
     @property
     def plan(self) -> DispatchPlan:
         """How the call was dispatched."""
         return self._plan
 
+    @property
+    def label(self) -> str:
+        """Role and method, as errors and logs name the call."""
+        return f"{self._route.role}.{self._method}"
+
     def done(self) -> bool:
         """Whether every rank has answered; never waits."""
-        pending = self._pending()
-        return not pending or len(self._workers.wait(list(pending.values()), 0.0)) == len(pending)
+        return not self.busy_ranks()
+
+    def busy_ranks(self) -> list[int]:
+        """The ranks that have not answered; never waits."""
+        waiting = list(self._waiting.values())
+        answered = {id(handle) for handle in self._route.runtime.workers.wait([handle for *_, handle in waiting], 0.0)}
+        return [rank for _, rank, handle in waiting if id(handle) not in answered]
 
     def get(self, timeout: float | None = None) -> ResultT:
         """The collected result; the same object every time.
 
         Raises `WorkerFailedError` with all failing ranks, `WorkerLostError` when a worker died, and `CallTimeoutError`
-        when ``timeout`` seconds pass first (the call goes on; ``get`` may be called again).
+        when ``timeout`` seconds pass first, or, without one, the call's own time since it was sent. After a timeout
+        the call goes on, and ``get`` may be called again.
         """
-        if self._outcome is None:
-            self._gather(timeout)
-            self._raise_failures()
-            self._outcome = (self._collect([self._results[rank] for rank in self._plan.collect_ranks]),)
-            self._results.clear()
-        return self._outcome[0]
+        deadline = self.sent_at + self._limit if timeout is None else time.monotonic() + timeout
+        # Workers on threads may wait for the same call as the controller does.
+        if not self._lock.acquire(timeout=min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)):
+            raise self._timed_out(timeout)
+        try:
+            while self._result is None:
+                self._gather(deadline, timeout)
+        finally:
+            self._lock.release()
+        return self._result[0]
 
     def as_completed(self, timeout: float | None = None) -> Iterator[tuple[int, Any]]:
-        """Each rank with its own result, in the order in which they finish."""
-        for rank in list(self._results):
-            yield rank, self._results[rank]
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while pending := self._pending():
-            for rank in self._advance(pending, deadline, timeout):
-                yield rank, self._results[rank]
-            self._raise_failures()
+        """Each rank with its own result, in the order in which they finish. To be used before ``get``, or instead.
+
+        Raises as ``get`` does, at the first failure.
+        """
+        if self._result is not None:
+            raise RuntimeError(f"{self.label} is collected already; iterate over a call before its get()")
+        deadline = self.sent_at + self._limit if timeout is None else time.monotonic() + timeout
+        yield from list(self._results.items())
+        while self._waiting:
+            arrived = self._advance(deadline)
+            if not arrived and not self._failures:
+                raise self._timed_out(timeout)
+            for rank in arrived:
+                if rank in self._results:
+                    yield rank, self._results[rank]
+            if self._failures:
+                raise self._failed()
 
     def __await__(self) -> Generator[Any, None, ResultT]:
         return asyncio.to_thread(self.get).__await__()
@@ -93,106 +136,110 @@ class PendingCall(Generic[ResultT]):
         while (item := await asyncio.to_thread(next, finished, end)) is not end:
             yield cast("tuple[int, Any]", item)
 
-    def _pending(self) -> dict[int, Any]:
-        failed = {context.rank for context, _ in self._failures}
-        return {rank: h for rank, h in self._handles.items() if rank not in self._results and rank not in failed}
-
-    def _gather(self, timeout: float | None) -> None:
+    def _gather(self, deadline: float, timeout: float | None) -> None:
+        """Bring the call to its end: a result, an error, or another try of it."""
+        if self._error is not None:
+            raise self._error
         if not self._results and not self._failures:
-            values = self._workers.fetch_all(list(self._handles.values()), timeout)
-            if values is not None:
-                self._results = dict(zip(self._handles, values, strict=True))
-                return
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while pending := self._pending():
-            if self._failures:
-                grace = time.monotonic() + _FAILURE_GRACE_SECONDS
-                deadline = grace if deadline is None else min(grace, deadline)
-            try:
-                self._advance(pending, deadline, timeout)
-            except CallTimeoutError:
+            self._fetch_all(deadline)
+        while self._waiting:
+            until = min(deadline, self._failed_at + _FAILURE_GRACE_SECONDS) if self._failures else deadline
+            if not self._advance(until):
                 if self._failures:
-                    return
-                raise
+                    break
+                raise self._timed_out(timeout)
+        if not self._failures:
+            self._collect()
+        elif self._retry > 0:
+            self._retry -= 1
+            self._send_again()
+        else:
+            raise self._failed()
 
-    def _advance(self, pending: Mapping[int, Any], deadline: float | None, timeout: float | None) -> list[int]:
-        """Wait until at least one more rank has answered; the ranks that answered with a result."""
-        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ranks = {id(handle): rank for rank, handle in pending.items()}
-        answered = self._workers.wait(list(pending.values()), remaining)
-        if not answered:
-            busy = dict.fromkeys(pending, time.monotonic() - self._sent_at)
-            raise CallTimeoutError(self._role, self._plan.method, timeout or 0.0, busy, self._results)
-        arrived = []
-        for handle in answered:
-            rank = ranks[id(handle)]
-            try:
-                self._results[rank] = self._workers.fetch(handle)
-            except Exception as error:  # whatever the user's method raised
-                self._failures.append((self._context(rank), error))
-            else:
-                arrived.append(rank)
-        return arrived
+    def _fetch_all(self, deadline: float) -> None:
+        began = time.perf_counter()
+        handles = [handle for *_, handle in self._waiting.values()]
+        values = self._route.runtime.workers.fetch_all(handles, deadline - time.monotonic())
+        if values is None:
+            return
+        seconds = (time.perf_counter() - began) / len(values)
+        record = self._record
+        for (slot, rank, _), value in zip(self._waiting.values(), values, strict=True):
+            self._results[rank] = value
+            record.collect[slot] = seconds
+            record.bytes_out[slot] = nbytes_of(value)
+        self._waiting.clear()
 
-    def _raise_failures(self) -> None:
-        if self._failures:
-            raise WorkerFailedError.of(
-                self._failures,
-                world_size=len(self._handles),
-                results=self._results,
-                unfinished=sorted(self._pending()),
-            )
+    def _advance(self, until: float) -> list[int]:
+        """Wait for at least one more rank; the ranks that answered, none when the time was over."""
+        handles = [handle for *_, handle in self._waiting.values()]
+        answered: list[Any] = []
+        while not answered:
+            remaining = max(0.0, until - time.monotonic())
+            answered = self._route.runtime.workers.wait(handles, min(remaining, _REPORT_SECONDS))
+            if not answered and remaining <= _REPORT_SECONDS:
+                return []
+            if not answered:
+                ranks = sorted(rank for _, rank, _ in self._waiting.values())
+                waited = time.monotonic() - self.sent_at
+                _logger.warning("%s: still waiting for ranks %s after %.0f s", self.label, ranks, waited)
+        return [self._take(handle) for handle in answered]
 
+    def _take(self, handle: Any) -> int:
+        slot, rank, _ = self._waiting.pop(id(handle))
+        began = time.perf_counter()
+        try:
+            value = self._route.runtime.workers.fetch(handle)
+        except Exception as error:  # whatever the user's method raised
+            show_user_frames(error)
+            self._failures[rank] = error
+            self._failed_at = self._failed_at or time.monotonic()
+        else:
+            self._results[rank] = value
+            self._record.bytes_out[slot] = nbytes_of(value)
+        self._record.collect[slot] = time.perf_counter() - began
+        return rank
 
-class GroupMethod:
-    """A labelled worker method as a method of the whole group."""
+    def _collect(self) -> None:
+        world_ranks = self._route.ranks
+        try:
+            result = self._plan.collect([self._results[world_ranks[rank]] for rank in self._plan.collect_ranks])
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._result = (result,)
+        self._results.clear()
+        self._end(None)
 
-    def __init__(
-        self,
-        group: WorkerGroup,
-        name: str,
-        spec: MethodSpec,
-        function: Callable[..., Any],
-        *,
-        blocking: bool | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        self._group = group
-        self._spec = spec
-        self._function = function
-        self._blocking = spec.blocking if blocking is None else blocking
-        self._timeout = timeout
-        self.__name__ = name
-        self.__doc__ = function.__doc__
-        self.__wrapped__ = function
+    def _send_again(self) -> None:
+        _logger.warning("%s failed on ranks %s; trying again", self.label, sorted(self._failures))
+        for rank, error in self._failures.items():
+            if isinstance(error, LostWorker):
+                self._route.runtime.workers.restart(rank)
+        self._expect(*self._route.send(self._method, self._plan, self._span, began=time.time()))
 
-    @property
-    def spec(self) -> MethodSpec:
-        """How the method is dispatched."""
-        return self._spec
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Dispatch, run and collect; a non-blocking call returns a `PendingCall`."""
-        pending = self._group.start_call(self.plan(*args, **kwargs))
-        return pending.get(self._timeout) if self._blocking else pending
-
-    def plan(self, *args: Any, **kwargs: Any) -> DispatchPlan:
-        """What a call with these arguments would send to which rank; runs nothing."""
-        return self._group.plan_call(self.__name__, self._spec, self._function, args, kwargs)
-
-    def options(
-        self, *, blocking: bool | None = None, timeout: float | None = None, dispatch: Any = None
-    ) -> GroupMethod:
-        """The same method with other settings for the calls made through it: wait or not, seconds, dispatch mode."""
-        spec = self._spec if dispatch is None else self._spec.with_dispatch(dispatch)
-        return GroupMethod(
-            self._group,
-            self.__name__,
-            spec,
-            self._function,
-            blocking=self._blocking if blocking is None else blocking,
-            timeout=self._timeout if timeout is None else timeout,
+    def _failed(self) -> WorkerFailedError:
+        self._error = WorkerFailedError.of(
+            [(self._route.rank_context(self._method, self._plan, rank, e), e) for rank, e in self._failures.items()],
+            world_size=len(self._plan.ranks),
+            results=self._results,
+            unfinished=sorted(rank for _, rank, _ in self._waiting.values()),
         )
+        self._end(self._error)
+        return self._error
 
-    def __repr__(self) -> str:
-        return f"<method {self.__name__} of group {self._group.role!r} with {self._group.world_size} workers>"
+    def _timed_out(self, timeout: float | None) -> CallTimeoutError:
+        seconds = time.monotonic() - self.sent_at
+        busy = {rank: BusyRank(time.time() - seconds, seconds, self.label) for rank in self.busy_ranks()}
+        for call in list(self._route.runtime.pending):
+            if call.sent_at < self.sent_at:
+                for rank in busy.keys() & set(call.busy_ranks()):
+                    busy[rank] = busy[rank]._replace(running=f"{call.label}, sent before")
+        limit = self._limit if timeout is None else timeout
+        return CallTimeoutError(self._route.role, self._method, limit, busy, self._results)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._record.end("" if error is None else type(error).__name__)
+        if self._span is not None:
+            self._span.end(error)
+            self._span = None

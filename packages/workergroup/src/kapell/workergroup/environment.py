@@ -1,18 +1,19 @@
 """A worker's place in its group, as torchrun and torch.distributed name it.
 
 A backend with one process per worker puts it into ``os.environ``. An in-process backend has many workers in one process
-and gives each its own through a context variable.
+and gives each its own through a context variable, which ``os.environ`` then shows.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
+from typing import Any
 
-__all__ = ["PROTECTED_ENV", "current_worker_env", "placement_env", "use_worker_env"]
+__all__ = ["PROTECTED_ENV", "current_worker_env", "placement_env", "show_worker_env", "use_worker_env", "worker_env"]
 
 PROTECTED_ENV = frozenset(
     {
@@ -31,23 +32,74 @@ PROTECTED_ENV = frozenset(
 )
 """Names that only the backend sets: a user's value would break rendezvous or device placement."""
 
-_worker_env: ContextVar[Mapping[str, str] | None] = ContextVar("kapell_worker_env", default=None)
+worker_env: ContextVar[MutableMapping[str, str | None] | None] = ContextVar("kapell_worker_env", default=None)
+"""The variables of the in-process worker that runs now, over those of the process; None stands for a deleted one."""
 
 
 def current_worker_env() -> Mapping[str, str]:
     """The environment of the worker that runs now: the in-process worker's own over ``os.environ``."""
-    own = _worker_env.get()
-    return os.environ if own is None else MappingProxyType({**os.environ, **own})
+    own = worker_env.get()
+    if own is None:
+        return os.environ
+    merged = {**os.environ, **own}
+    return MappingProxyType({name: value for name, value in merged.items() if value is not None})
 
 
 @contextmanager
 def use_worker_env(env: Mapping[str, str]) -> Generator[None]:
     """Make ``env`` the current worker's environment inside the block, in this thread or task only."""
-    token = _worker_env.set(env)
+    token = worker_env.set(dict(env))
     try:
         yield
     finally:
-        _worker_env.reset(token)
+        worker_env.reset(token)
+
+
+def show_worker_env() -> None:
+    """Let ``os.environ`` show and take each in-process worker's own variables while that worker runs.
+
+    The process's real environment, which C code and child processes read, never changes. Harmless when repeated.
+    """
+    # The object itself must change: others hold it by ``from os import environ``.
+    os.environ.__class__ = _WorkerEnviron
+
+
+class _WorkerEnviron(os._Environ[str]):
+    """``os.environ`` with the current in-process worker's variables over those of the process."""
+
+    def __getitem__(self, key: str) -> str:
+        own = worker_env.get()
+        if own is None or key not in own:
+            return super().__getitem__(key)
+        value = own[key]
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: str, value: str) -> None:
+        own = worker_env.get()
+        if own is None:
+            super().__setitem__(key, value)
+        elif not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"str expected, not {type(value).__name__}")
+        else:
+            own[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        own = worker_env.get()
+        if own is None:
+            super().__delitem__(key)
+        else:
+            self[key]  # KeyError when it is not there
+            own[key] = None
+
+    def __iter__(self) -> Iterator[str]:
+        own: Mapping[str, Any] = worker_env.get() or {}
+        yield from (key for key in super().__iter__() if key not in own)
+        yield from (key for key, value in list(own.items()) if value is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def placement_env(

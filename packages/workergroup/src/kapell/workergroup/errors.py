@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 __all__ = [
+    "BusyRank",
     "CallTimeoutError",
     "GroupClosedError",
     "KapellError",
     "LostWorker",
+    "MeshRegisteredError",
     "NotRegisteredError",
     "RankContext",
     "RemoteError",
-    "WorkerFailedError",
-    "WorkerLostError",
+    "mesh_place_of",
+    "set_mesh_place",
 ]
+
+_MESH_PLACE = "__kapell_mesh_place__"
 
 
 class KapellError(Exception):
@@ -33,18 +38,32 @@ class RankContext:
     """Rank within the group."""
     method: str
     """The method that was called."""
-    mesh: Mapping[str, int] = field(default_factory=dict)
-    """Data-parallel rank by mesh name, as far as the controller knows it."""
+    mesh: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """The rank's coordinates in each mesh that its worker registered, such as ``{"train": {"dp": 1, "tp": 0}}``."""
     rows: int | None = None
     """Rows of the batch that the rank got; None when the call splits nothing."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Shape and dtype of each column that the rank got."""
+    """Shape and dtype of each column and array that the rank got."""
 
     def __str__(self) -> str:
-        place = "".join(f", {name} dp {dp_rank}" for name, dp_rank in self.mesh.items())
+        meshes = "".join(
+            f", mesh {name} {' '.join(f'{dimension}={at}' for dimension, at in place.items())}"
+            for name, place in self.mesh.items()
+        )
         rows = "" if self.rows is None else f" with {self.rows} rows"
         columns = f" ({', '.join(f'{name}: {shape}' for name, shape in self.columns.items())})" if self.columns else ""
-        return f"rank {self.rank} of {self.role}{place} in {self.method}{rows}{columns}"
+        return f"rank {self.rank} of {self.role}{meshes} in {self.method}{rows}{columns}"
+
+
+def set_mesh_place(error: BaseException, place: Mapping[str, Mapping[str, int]]) -> None:
+    """Remember on an exception the mesh coordinates of the worker that raised it; they travel with it."""
+    if place:
+        setattr(error, _MESH_PLACE, dict(place))
+
+
+def mesh_place_of(error: BaseException) -> Mapping[str, Mapping[str, int]]:
+    """The mesh coordinates of the worker that raised ``error``; empty when it registered no mesh."""
+    return getattr(error, _MESH_PLACE, {})
 
 
 class RemoteError(KapellError):
@@ -72,88 +91,15 @@ class LostWorker(KapellError):  # noqa: N818 - a state of one rank inside Worker
         return f"worker process lost{f' on node {self.node}' if self.node else ''}: {self.reason}"
 
 
-class WorkerFailedError(KapellError, ExceptionGroup):
-    """One or more ranks raised. ``exceptions`` are the workers' own, each with a note that says where it happened.
+class BusyRank(NamedTuple):
+    """A rank that had not answered when a call's time was over."""
 
-    ``failures`` maps each failing rank to its exception, ``contexts`` says where each stood, ``results`` maps the ranks
-    that had finished to what they returned, and ``unfinished`` lists ranks that were still running. The group stays
-    usable. ``except*`` selects by the workers' own exception types.
-    """
-
-    def __new__(
-        cls, message: str, exceptions: Sequence[Exception], contexts: Sequence[RankContext] = (), **state: Any
-    ) -> Self:
-        """Make the group of ``exceptions``; what else belongs to the error is set by ``__init__``."""
-        return super().__new__(cls, message, exceptions)
-
-    def __init__(
-        self,
-        message: str,
-        exceptions: Sequence[Exception],
-        contexts: Sequence[RankContext] = (),
-        *,
-        results: Mapping[int, Any] | None = None,
-        unfinished: Sequence[int] = (),
-    ) -> None:
-        super().__init__(message, exceptions)
-        self.contexts = tuple(contexts)
-        self.results = dict(results or {})
-        self.unfinished = tuple(unfinished)
-
-    @classmethod
-    def of(
-        cls,
-        failures: Sequence[tuple[RankContext, Exception]],
-        *,
-        world_size: int,
-        results: Mapping[int, Any],
-        unfinished: Sequence[int],
-    ) -> WorkerFailedError:
-        """Compose the error for the failing ranks; a lost process among them makes it a `WorkerLostError`."""
-        ordered = sorted(failures, key=lambda failure: failure[0].rank)
-        for context, error in ordered:
-            note = f"[{context}]"
-            if note not in getattr(error, "__notes__", ()):
-                error.add_note(note)
-        first, error = ordered[0]
-        ranks = ", ".join(str(context.rank) for context, _ in ordered)
-        lost = any(isinstance(error, LostWorker) for _, error in ordered)
-        kind = WorkerLostError if lost else WorkerFailedError
-        message = (
-            f"{first.role}.{first.method} {'lost' if lost else 'failed on'} rank {ranks} of {world_size}; "
-            f"first: {type(error).__name__}: {error} [{first}]"
-        )
-        contexts = [context for context, _ in ordered]
-        return kind(message, [error for _, error in ordered], contexts, results=results, unfinished=unfinished)
-
-    @property
-    def failures(self) -> dict[int, Exception]:
-        """Each failing rank's exception."""
-        return {context.rank: error for context, error in zip(self.contexts, self.exceptions, strict=False)}
-
-    def derive(self, excs: Sequence[Exception]) -> WorkerFailedError:
-        """Keep the contexts of the selected exceptions, so that ``except*`` and ``split`` lose nothing."""
-        kept = {id(error) for error in excs}
-        contexts = [c for c, error in zip(self.contexts, self.exceptions, strict=False) if id(error) in kept]
-        return type(self)(self.message, excs, contexts, results=self.results, unfinished=self.unfinished)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.exceptions, self.contexts, self.results, self.unfinished)
-
-
-class WorkerLostError(WorkerFailedError):
-    """At least one rank's process died in the call; ``results`` holds the others' answers, ``restart`` revives it."""
-
-
-def _rebuild(
-    cls: type[WorkerFailedError],
-    message: str,
-    exceptions: Sequence[Exception],
-    contexts: Sequence[RankContext],
-    results: Mapping[int, Any],
-    unfinished: Sequence[int],
-) -> WorkerFailedError:
-    return cls(message, exceptions, contexts, results=results, unfinished=unfinished)
+    since: float
+    """When it was asked, in seconds since the epoch."""
+    seconds: float
+    """How long ago that was."""
+    running: str
+    """The oldest call that the rank has not answered: this one, or one before it."""
 
 
 class CallTimeoutError(KapellError, TimeoutError):
@@ -164,22 +110,27 @@ class CallTimeoutError(KapellError, TimeoutError):
         role: str,
         method: str,
         timeout: float,
-        busy: Mapping[int, float],
-        results: Mapping[int, Any] | None = None,
+        busy: Mapping[int, BusyRank],
+        results: Mapping[int, Any],
     ) -> None:
-        super().__init__(role, method, timeout, dict(busy), dict(results or {}))
+        super().__init__(role, method, timeout, dict(busy), dict(results))
         self.role = role
         self.method = method
         self.timeout = timeout
         self.busy = dict(busy)
-        """Seconds since the call was sent, for each rank that has not answered."""
-        self.results = dict(results or {})
+        """The ranks that have not answered."""
+        self.results = dict(results)
+        """What the other ranks returned."""
 
     def __str__(self) -> str:
-        rows = "\n".join(f"  {rank:>5}  {seconds:>8.1f} s" for rank, seconds in sorted(self.busy.items()))
+        rows = "".join(
+            f"\n  {rank:>5}  {time.strftime('%H:%M:%S', time.localtime(state.since))}  {state.seconds:>8.1f} s"
+            f"  {state.running}"
+            for rank, state in sorted(self.busy.items())
+        )
         return (
             f"{self.role}.{self.method} did not finish within {self.timeout:g} s; {len(self.results)} ranks answered, "
-            f"{len(self.busy)} are still busy:\n   rank  busy for\n{rows}"
+            f"{len(self.busy)} are still busy:\n   rank  since     busy for    in{rows}"
         )
 
 
@@ -201,6 +152,10 @@ class NotRegisteredError(KapellError, AttributeError):
             else f"{self.worker_class} has no method `{self.name}`"
         )
         return f"{said}; registered: {', '.join(self.known) or 'none'}"
+
+
+class MeshRegisteredError(KapellError, ValueError, AssertionError):
+    """A worker registered a mesh name twice. An ``AssertionError`` too, as recipes for verl expect."""
 
 
 class GroupClosedError(KapellError, RuntimeError):

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
-from kapell.decorators import Dispatch, DispatchPlan, Execute, GroupShape, MeshLayout, MethodSpec, make_plan, spec_of
+from kapell.decorators import (
+    Dispatch,
+    DispatchPlan,
+    Execute,
+    GroupShape,
+    MeshLayout,
+    MethodSpec,
+    make_plan,
+    signature_of,
+    spec_of,
+)
 
-from .calls import GroupMethod, PendingCall
-from .errors import GroupClosedError, NotRegisteredError, RankContext
+from .calls import PendingCall
+from .errors import NotRegisteredError
+from .health import Liveness, RankHealth, rank_health
+from .methods import CallOptions, GroupMethod
 from .pool import ClassWithInitArgs
-from .workers import RankCall, Workers
+from .recording import record_call
+from .routing import Route, Runtime
+from .spans import start_call_span
+from .stats import GroupStats
+from .trace import trace_events
+from .views import GroupViews
+from .workers import Workers
 
 __all__ = ["WorkerGroup"]
 
@@ -21,37 +40,17 @@ WorkerT = TypeVar("WorkerT")
 
 _ALL = MethodSpec(dispatch_mode=Dispatch.ONE_TO_ALL)
 _RANK_ZERO = MethodSpec(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
+_RUN_TIMES_SECONDS = 1.0  # to ask workers when calls ran; one that is busy longer tells it the next time
 
 
-class _Meshes(Mapping[str, MeshLayout]):
-    """The meshes of a group by name; asks the workers when a mesh is first needed."""
-
-    def __init__(self, group: WorkerGroup) -> None:
-        self._group = group
-
-    def __getitem__(self, name: str) -> MeshLayout:
-        return self._group.mesh(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._group._dispatch_info)
-
-    def __len__(self) -> int:
-        return len(self._group._dispatch_info)
-
-
-class _Lifetime:
-    """Shared by a group and its views: whether the workers still run. Views keep it, and so the workers, alive."""
-
-    def __init__(self, workers: Workers[Any]) -> None:
-        self.workers = workers
-        self.closed = False
-
-
-class WorkerGroup:
+class WorkerGroup(GroupViews):
     """Workers of one class, driven as one: ``group.method(batch)`` dispatches, runs on every rank and collects.
 
-    A backend's group makes its `Workers` and hands them over here.
+    A backend's group makes its `Workers` and hands them over here. ``timeout`` bounds every call that sets none itself.
     """
+
+    pending_call_class: ClassVar[type[PendingCall[Any]]] = PendingCall
+    """What a non-blocking call returns; a backend may have its own kind."""
 
     def __init__(
         self,
@@ -60,48 +59,28 @@ class WorkerGroup:
         *,
         role: str = "",
         roles: Mapping[str, ClassWithInitArgs] | None = None,
+        timeout: float = math.inf,
     ) -> None:
-        self._start(
-            _Lifetime(workers), worker_class, role or worker_class.__name__, roles or {}, range(workers.world_size)
-        )
+        route = Route(Runtime(workers, timeout), role or worker_class.__name__, "", range(workers.world_size))
+        self._start(route, worker_class, roles or {})
 
-    def _start(
-        self,
-        lifetime: _Lifetime,
-        worker_class: type,
-        role: str,
-        roles: Mapping[str, ClassWithInitArgs],
-        ranks: Sequence[int],
-        target: str = "",
-    ) -> None:
-        self._lifetime = lifetime
-        self._workers = lifetime.workers
+    def _start(self, route: Route, worker_class: type, roles: Mapping[str, ClassWithInitArgs]) -> None:
+        self._route = route
+        self._workers = route.runtime.workers
         self._worker_class = worker_class
-        self._role = role
         self._roles = roles
-        self._ranks = ranks
-        self._target = target
         self._dispatch_info: dict[str, list[int]] = {}
         self._collect_info: dict[str, list[bool]] = {}
-        self._shape = GroupShape(world_size=len(ranks), role=role, meshes=_Meshes(self))
+        self._shape = GroupShape(world_size=len(route.ranks), role=route.role, meshes=_Meshes(self))
         self._methods: dict[str, GroupMethod] = {}
         for name, (spec, function) in _labelled_methods(worker_class).items():
             if hasattr(WorkerGroup, name):
                 raise ValueError(
-                    f"{worker_class.__name__}.{name} is @register-ed, but {name!r} is the group's own; rename the method"
+                    f"{worker_class.__name__}.{name} is @register-ed, but {name!r} is the group's own; "
+                    "rename the method"
                 )
             self._methods[name] = GroupMethod(self, name, spec, function)
         self.__dict__.update(self._methods)
-
-    @property
-    def world_size(self) -> int:
-        """The number of workers that a call of this group (or view) reaches."""
-        return len(self._ranks)
-
-    @property
-    def role(self) -> str:
-        """The name of the group in plans, errors and statistics."""
-        return self._role
 
     @property
     def worker_class(self) -> type:
@@ -136,57 +115,34 @@ class WorkerGroup:
         self,
         name: str,
         spec: MethodSpec,
-        function: Callable[..., Any] | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        signature: inspect.Signature | None,
     ) -> DispatchPlan:
         """Plan a call of the worker method ``name``; checks the arguments and sends nothing."""
-        signature = None if function is None else inspect.signature(function)
         return make_plan(name, spec, self._shape, args, kwargs, signature=signature, group=self)
 
-    def start_call(self, plan: DispatchPlan) -> PendingCall[Any]:
+    def start_call(self, name: str, plan: DispatchPlan, options: CallOptions, *, began: float) -> PendingCall[Any]:
         """Send a planned call to the workers. Raises `GroupClosedError` after `close`."""
-        if self._lifetime.closed:
-            raise GroupClosedError(self.role)
-        workers = self._workers
-        shipped = []
-        for argument in plan.arguments:
-            num_readers = Counter(argument.index)
-            shipped.append((argument, [workers.put(v, num_readers[i]) for i, v in enumerate(argument.values)]))
-        wanted = set(plan.collect_ranks)
-        handles = {}
-        for position, rank in enumerate(plan.ranks):
-            args = []
-            kwargs = {}
-            for argument, values in shipped:
-                value = values[argument.index[position]]
-                if argument.name is None:
-                    args.append(value)
-                else:
-                    kwargs[argument.name] = value
-            call = RankCall(self._ranks[rank], plan.method, tuple(args), kwargs, self._target, rank in wanted)
-            handles[rank] = workers.submit(call)
-        return self._pending(plan, handles)
-
-    def _pending(self, plan: DispatchPlan, handles: Mapping[int, Any]) -> PendingCall[Any]:
-        """The future of a call; a backend may return its own kind."""
-        return PendingCall(
-            self._workers,
-            plan,
-            handles,
-            role=self.role,
-            context=lambda rank: self._context(plan, rank),
-            collect=plan.collect,
+        route = self._route
+        span = start_call_span(route.role, name, len(plan.ranks))
+        if options.record is not None:
+            record_call(options.record, route, self._worker_class, name, plan)
+        handles, record = route.send(name, plan, span, began=began)
+        limit = route.runtime.limit if options.timeout is None else options.timeout
+        pending = self.pending_call_class(
+            route, name, plan, handles, record, limit=limit, retry=options.retry, span=span
         )
-
-    def _context(self, plan: DispatchPlan, rank: int) -> RankContext:
-        mesh = {name: dp_ranks[rank] for name, dp_ranks in self._dispatch_info.items()}
-        position = plan.ranks.index(rank)
-        rows = plan.rows[position] if plan.rows else None
-        return RankContext(self.role, rank, plan.method, mesh, rows)
+        route.runtime.pending.add(pending)
+        return pending
 
     def _execute(self, name: str, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PendingCall[Any]:
-        return self.start_call(self.plan_call(name, spec, getattr(self._worker_class, name, None), args, kwargs))
+        began = time.time()
+        signature = (
+            signature_of(self._worker_class, name) if callable(getattr(self._worker_class, name, None)) else None
+        )
+        plan = self.plan_call(name, spec, args, kwargs, signature)
+        return self.start_call(name, plan, CallOptions(blocking=False), began=began)
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> PendingCall[Any]:
         """Same as `execute_all_async`."""
@@ -215,74 +171,44 @@ class WorkerGroup:
     # Meshes
 
     def mesh(self, name: str) -> MeshLayout:
-        """The data-parallel rank of each worker in a mesh, and whose result is collected; asked once."""
+        """The data-parallel rank of each worker in a mesh, and whose result is collected; asked once.
+
+        In a slice of the group, data-parallel ranks are counted anew, and each has a rank that is collected.
+        Raises ``KeyError`` when not all workers have registered the mesh.
+        """
         if name not in self._dispatch_info:
-            dp_ranks = self.execute_all_sync("_query_dispatch_info", name)
-            collect = self.execute_all_sync("_query_collect_info", name)
-            self._dispatch_info[name], self._collect_info[name] = dp_ranks, collect
+            layout = self._ask_mesh(name)
+            self._dispatch_info[name], self._collect_info[name] = list(layout.dp_ranks), list(layout.collect)
         return MeshLayout(tuple(self._dispatch_info[name]), tuple(self._collect_info[name]))
 
-    # Views
+    # Accounting
 
-    def __len__(self) -> int:
-        return self.world_size
+    def stats(self) -> GroupStats:
+        """What the last calls cost, in bytes and seconds per rank and method; ``print`` it for a table."""
+        self._fetch_run_times()
+        ledger = self._route.runtime.ledger
+        return GroupStats.of(ledger.records, ledger.num_calls)
 
-    def __getitem__(self, index: int | slice | Sequence[int]) -> WorkerGroup:
-        """Some of the workers as a group of their own: ``group[0:2]``, ``group[3]``, ``group[[0, 2]]``."""
-        if isinstance(index, int):
-            ranks = [range(self.world_size)[index]]
-        elif isinstance(index, slice):
-            ranks = list(range(self.world_size)[index])
-        else:
-            ranks = [range(self.world_size)[rank] for rank in index]
-        if not ranks:
-            raise IndexError(f"{index!r} selects none of the {self.world_size} workers of {self.role!r}")
-        return self._view(self._worker_class, self.role, self._target, [self._ranks[rank] for rank in ranks])
+    def trace_events(self) -> list[dict[str, Any]]:
+        """The last calls as events of a Chrome trace, one row a rank; `save_trace` writes them to a file."""
+        self._fetch_run_times()
+        return trace_events(self._route.runtime.ledger.records, self.role)
 
-    def where(self, **dp_ranks: int) -> WorkerGroup:
-        """The workers with the given data-parallel rank in each named mesh: ``group.where(actor=0)``."""
-        layouts = {name: self.mesh(name) for name in dp_ranks}
-        ranks = [
-            rank
-            for rank in range(self.world_size)
-            if all(layouts[name].dp_ranks[rank] == dp_rank for name, dp_rank in dp_ranks.items())
-        ]
-        if not ranks:
-            known = {name: sorted(set(layout.dp_ranks)) for name, layout in layouts.items()}
-            raise IndexError(f"no worker of {self.role!r} is at {dp_ranks}; data-parallel ranks by mesh: {known}")
-        return self[ranks]
-
-    def spawn(self, prefix_set: Iterable[str]) -> dict[str, WorkerGroup]:
-        """One group per role of colocated workers, over the same processes."""
-        return {name: self._role_view(name) for name in prefix_set}
-
-    def fuse(self, prefix_set: Iterable[str]) -> None:
-        """Make each role of colocated workers an attribute of this group."""
-        for name in prefix_set:
-            setattr(self, name, self._role_view(name))
-
-    def _role_view(self, name: str) -> WorkerGroup:
-        if name not in self._roles:
-            raise KeyError(f"group {self.role!r} holds no role {name!r}; roles: {sorted(self._roles)}")
-        return self._view(self._roles[name].worker_class, name, name, self._ranks)
-
-    def _view(self, worker_class: type, role: str, target: str, ranks: Sequence[int]) -> WorkerGroup:
-        view = object.__new__(type(self))
-        view._start(self._lifetime, worker_class, role, {} if target else self._roles, ranks, target)
-        return view
+    def _fetch_run_times(self) -> None:
+        runtime = self._route.runtime
+        if not runtime.closed:
+            runtime.ledger.add_run_times(self._workers.run_times(range(self._workers.world_size), _RUN_TIMES_SECONDS))
 
     # Lifecycle
 
     @property
     def closed(self) -> bool:
         """Whether the workers have been shut down."""
-        return self._lifetime.closed
+        return self._route.runtime.closed
 
     def close(self) -> None:
         """End all workers. Harmless when repeated; views of the group are closed with it."""
-        if not self._lifetime.closed:
-            self._lifetime.closed = True
-            self._workers.close()
+        self._route.runtime.close()
 
     def __enter__(self) -> Self:
         return self
@@ -293,18 +219,45 @@ class WorkerGroup:
         self.close()
 
     def is_alive(self) -> list[bool]:
-        """For each rank, whether its worker answers."""
-        return [not self.closed and self._workers.is_alive(rank) for rank in self._ranks]
+        """For each rank, whether its worker's process is there."""
+        return [not self.closed and self._workers.is_alive(rank) for rank in self._route.ranks]
+
+    def health(self) -> list[RankHealth]:
+        """For each rank, whether it lives and which calls it has not answered yet. Disturbs no worker."""
+        return rank_health(self._route)
+
+    def watch(self, on_lost: Callable[[int], None], *, interval: float = 5.0) -> Liveness:
+        """Call ``on_lost(rank)`` from a background thread, once for each rank whose process is gone.
+
+        Looks every ``interval`` seconds, until the group or the returned watch is closed. Sends no signals.
+        """
+        return Liveness(self._route, on_lost, interval)
 
     def restart(self, rank: int) -> None:
         """Build one worker anew with its constructor arguments; its meshes are asked again."""
-        self._workers.restart(self._ranks[rank])
+        self._workers.restart(self._route.ranks[rank])
         self._dispatch_info.clear()
         self._collect_info.clear()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.world_size} workers of {self._worker_class.__name__}"
         return f"<{type(self).__name__} {self.role!r}: {state}>"
+
+
+class _Meshes(Mapping[str, MeshLayout]):
+    """The meshes of a group by name; asks the workers when a mesh is first needed."""
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self._group = group
+
+    def __getitem__(self, name: str) -> MeshLayout:
+        return self._group.mesh(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._group._dispatch_info)
+
+    def __len__(self) -> int:
+        return len(self._group._dispatch_info)
 
 
 def _labelled_methods(worker_class: type) -> dict[str, tuple[MethodSpec, Callable[..., Any]]]:

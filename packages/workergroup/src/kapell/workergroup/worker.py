@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from kapell.decorators import Dispatch, Execute, register
 
 from .environment import current_worker_env
+from .errors import MeshRegisteredError
 
 __all__ = ["Worker"]
 
@@ -49,6 +50,7 @@ class Worker:
             os.environ["CUDA_VISIBLE_DEVICES"] = cuda_visible_devices
         self._dispatch_dp_rank: dict[str, int] = {}
         self._collect_dp_rank: dict[str, bool] = {}
+        self._mesh_places: dict[str, dict[str, int]] = {}
 
     @property
     def rank(self) -> int:
@@ -81,12 +83,13 @@ class Worker:
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
         """Say this worker's data-parallel rank in a mesh, and whether its result is the one collected for that rank."""
         if mesh_name in self._dispatch_dp_rank:
-            raise ValueError(
+            raise MeshRegisteredError(
                 f"mesh {mesh_name!r} is already registered on rank {self.rank} with dp rank "
                 f"{self._dispatch_dp_rank[mesh_name]}; known meshes: {sorted(self._dispatch_dp_rank)}"
             )
         self._dispatch_dp_rank[mesh_name] = int(dp_rank)
         self._collect_dp_rank[mesh_name] = bool(is_collect)
+        self._mesh_places[mesh_name] = {"dp": int(dp_rank)}
 
     def register_device_mesh(self, mesh_name: str, device_mesh: _DeviceMesh, *, dp: str = "dp") -> None:
         """Register a torch ``DeviceMesh``: dimension ``dp`` splits the rows, the first rank of all others is collected.
@@ -98,6 +101,7 @@ class Worker:
             raise ValueError(f"device mesh {mesh_name!r} has dimensions {names}, none named {dp!r}; give dp=<name>")
         is_collect = all(device_mesh.get_local_rank(name) == 0 for name in names if name != dp)
         self._register_dispatch_collect_info(mesh_name, device_mesh.get_local_rank(dp), is_collect)
+        self._mesh_places[mesh_name] = {name: device_mesh.get_local_rank(name) for name in names}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def _query_dispatch_info(self, mesh_name: str) -> int:
@@ -110,6 +114,21 @@ class Worker:
     def query_collect_info(self, mesh_name: str) -> bool:
         """Whether this worker's result is collected in the mesh."""
         return self._mesh_entry(self._collect_dp_rank, mesh_name)
+
+    @property
+    def mesh_places(self) -> dict[str, dict[str, int]]:
+        """This worker's coordinates in each mesh that it registered, such as ``{"train": {"dp": 1, "tp": 0}}``."""
+        return getattr(self, "_mesh_places", {})
+
+    def query_mesh_places(self) -> dict[str, dict[str, int]]:
+        """`mesh_places`, as a method for the group to call."""
+        return self.mesh_places
+
+    def query_mesh_entry(self, mesh_name: str) -> tuple[int, bool] | None:
+        """This worker's data-parallel rank in a mesh and whether it is collected; None when it registered no such."""
+        if mesh_name not in self.mesh_places:
+            return None
+        return self._dispatch_dp_rank[mesh_name], self._collect_dp_rank[mesh_name]
 
     def _mesh_entry(self, table: Mapping[str, _Entry], mesh_name: str) -> _Entry:
         if mesh_name not in table:

@@ -1,4 +1,4 @@
-"""The backend contract: the processes behind a group, and what runs inside each of them."""
+"""The backend contract: the processes behind a group, and one rank's share of a call."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from kapell.decorators import spec_of
+from .answering import RUN_TIMES, RunTime
 
-__all__ = ["RankCall", "Workers", "invoke"]
+__all__ = ["RankCall", "Workers"]
 
 HandleT = TypeVar("HandleT")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankCall:
-    """One rank's share of a group call."""
+    """One rank's share of a group call. A backend hands it to the `CallRunner` of that rank's process."""
 
     rank: int
     """The rank that runs it."""
@@ -30,12 +30,18 @@ class RankCall:
     """Role inside a colocated worker; empty for the worker itself."""
     wanted: bool = True
     """Whether the result is collected; otherwise the worker answers None, so that nothing travels for nothing."""
+    number: int = 0
+    """Number of the call in its group, the same on all ranks; names it in the workers' log of run times."""
+    trace: str = ""
+    """W3C ``traceparent`` of the caller's OpenTelemetry span; empty without one."""
 
 
 class Workers(ABC, Generic[HandleT]):
     """The processes (or threads, or objects) behind a group: all that a backend implements besides making them.
 
-    A handle stands for one submitted call. Calls of one rank run in the order they were submitted.
+    A handle stands for one submitted call. Calls of one rank run in the order they were submitted. What runs in each
+    process is a `CallRunner`. When a constructor fails, the backend tears all workers down and raises
+    `failed_start(...)`; it does so at once, without waiting for ranks that are still constructing.
     """
 
     @property
@@ -53,7 +59,7 @@ class Workers(ABC, Generic[HandleT]):
 
     @abstractmethod
     def wait(self, handles: Sequence[HandleT], timeout: float | None) -> list[HandleT]:
-        """Those of ``handles`` that are done: at least one, unless ``timeout`` seconds passed first."""
+        """All of ``handles`` that are done: at least one, unless ``timeout`` seconds passed first."""
 
     @abstractmethod
     def fetch(self, handle: HandleT) -> Any:
@@ -65,30 +71,28 @@ class Workers(ABC, Generic[HandleT]):
 
     @abstractmethod
     def is_alive(self, rank: int) -> bool:
-        """Whether the worker's process answers."""
+        """Whether the worker's process is there; answers at once, whatever the worker is busy with."""
 
     @abstractmethod
     def restart(self, rank: int) -> None:
-        """Build the worker anew with its constructor arguments."""
+        """Build the worker anew with its constructor arguments, whether or not its process is gone."""
 
     @abstractmethod
     def close(self) -> None:
         """End all workers and release what they hold. Called once."""
 
+    def environment(self, rank: int) -> Mapping[str, str]:
+        """The variables that tell a rank its place, for records of its calls."""
+        return {"RANK": str(rank), "WORLD_SIZE": str(self.world_size)}
 
-def invoke(worker: Any, target: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run one call inside a worker's process: find the role, fetch arguments that are futures, call the method.
+    def run_times(self, ranks: Sequence[int], timeout: float) -> dict[int, list[RunTime]]:
+        """When calls ran, for each rank that is free to answer; each call is told once.
 
-    Returns what the method returns; for an async method that is a coroutine, which the backend awaits.
-    """
-    owner = worker.role_worker(target) if target else worker
-    bound = getattr(owner, method)
-    spec = spec_of(bound)
-    if spec is None or spec.materialize_futures:
-        args = [_materialize(value) for value in args]
-        kwargs = {name: _materialize(value) for name, value in kwargs.items()}
-    return bound(*args, **kwargs)
-
-
-def _materialize(value: Any) -> Any:
-    return value.get() if getattr(type(value), "__kapell_future__", False) else value
+        The default asks each `CallRunner` through an ordinary call.
+        """
+        handles = {rank: self.submit(RankCall(rank, RUN_TIMES)) for rank in ranks if self.is_alive(rank)}
+        times: dict[int, list[RunTime]] = {}
+        while handles and (done := self.wait(list(handles.values()), timeout)):
+            for rank in [rank for rank, handle in handles.items() if any(handle is other for other in done)]:
+                times[rank] = self.fetch(handles.pop(rank))
+        return times

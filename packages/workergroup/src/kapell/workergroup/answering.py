@@ -1,0 +1,141 @@
+"""What runs inside a worker's process: the one piece with which every backend answers calls."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, NamedTuple
+
+from kapell.decorators import is_future, spec_of
+
+from .errors import set_mesh_place
+from .spans import worker_span
+
+__all__ = ["RUN_TIMES", "CallRunner", "RunTime", "invoke"]
+
+RUN_TIMES = "__kapell_run_times__"
+"""Instead of a method's name: asks a `CallRunner` for its log of run times."""
+
+_KEPT_RUN_TIMES = 4096  # about 400 kB; a controller that never asks must not fill the worker's memory
+
+
+class RunTime(NamedTuple):
+    """When one call ran on one rank, in seconds since the epoch by the worker's clock."""
+
+    number: int
+    """The call's number in its group."""
+    started: float
+    """When the method began."""
+    finished: float
+    """When it returned or raised."""
+
+
+class CallRunner:
+    """Answers the calls of one worker: finds the role, resolves futures, awaits async methods, logs when each ran.
+
+    ``receive`` is applied to the value of each future argument; an in-process backend makes it private there. Errors
+    of the method are raised as they are, marked with the worker's mesh coordinates; a backend whose answers leave the
+    process sends them through `pack_error`.
+    """
+
+    def __init__(self, worker: Any, *, receive: Callable[[Any], Any] | None = None) -> None:
+        self.worker = worker
+        self._receive = receive
+        self._log: deque[RunTime] = deque(maxlen=_KEPT_RUN_TIMES)
+        # One event loop a worker, kept over its calls: locks and queues of async methods live as long as the worker.
+        self._loop = asyncio.Runner()
+
+    def run(
+        self,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        target: str = "",
+        wanted: bool = True,
+        number: int = 0,
+        trace: str = "",
+    ) -> Any:
+        """The answer to one call: the method's result, or None unless ``wanted``; see `RankCall` for the rest."""
+        if method == RUN_TIMES:
+            return self.take_run_times()
+        started = time.time()
+        try:
+            if trace:
+                with worker_span(trace, method):
+                    result = self._call(target, method, args, kwargs)
+            else:
+                result = self._call(target, method, args, kwargs)
+        except BaseException as error:
+            set_mesh_place(error, self._mesh_place(target))
+            raise
+        finally:
+            self._log.append(RunTime(number, started, time.time()))
+        return result if wanted else None
+
+    def take_run_times(self) -> list[RunTime]:
+        """The log of run times since the last time it was taken."""
+        times = []
+        while self._log:
+            times.append(self._log.popleft())
+        return times
+
+    def close(self) -> None:
+        """Close the event loop. The worker itself is left to its owner."""
+        self._loop.close()
+
+    def _call(self, target: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = invoke(self.worker, target, method, args, kwargs, receive=self._receive)
+        return self._finish(result) if inspect.iscoroutine(result) else result
+
+    def _finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        context = copy_context()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._loop.run(coroutine, context=context)
+        # The caller itself runs in an event loop: no second one can run in its thread.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self._loop.run, coroutine, context=context).result()
+
+    def _mesh_place(self, target: str) -> dict[str, dict[str, int]]:
+        try:
+            owner = self.worker.role_worker(target) if target else self.worker
+        except KeyError:
+            return {}
+        return dict(getattr(owner, "mesh_places", {}))
+
+
+def invoke(
+    worker: Any,
+    target: str,
+    method: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    receive: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Run one call inside a worker's process: find the role, fetch arguments that are futures, call the method.
+
+    Returns what the method returns; for an async method that is a coroutine, which the backend awaits.
+    """
+    owner = worker.role_worker(target) if target else worker
+    bound = getattr(owner, method)
+    if any(map(is_future, args)) or any(map(is_future, kwargs.values())):
+        spec = spec_of(bound)
+        if spec is None or spec.materialize_futures:
+            args = [_value(value, receive) for value in args]
+            kwargs = {name: _value(value, receive) for name, value in kwargs.items()}
+    return bound(*args, **kwargs)
+
+
+def _value(argument: Any, receive: Callable[[Any], Any] | None) -> Any:
+    if not is_future(argument):
+        return argument
+    value = argument.get()
+    return value if receive is None else receive(value)

@@ -1,0 +1,119 @@
+"""From a plan to the workers: what a group and its views share, and how one of them sends a call."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from kapell.decorators import DispatchPlan, is_future, nbytes_of
+
+from .accounting import CallRecord, Ledger
+from .describe import column_shapes
+from .errors import GroupClosedError, RankContext, mesh_place_of
+from .spans import CallSpan
+from .workers import RankCall, Workers
+
+if TYPE_CHECKING:
+    from .calls import PendingCall
+
+__all__ = ["Route", "Runtime"]
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Shared by a group and its views, which keep it, and so the workers, alive."""
+
+    workers: Workers[Any]
+    limit: float = math.inf
+    """Seconds that a call may take unless it says otherwise."""
+    closed: bool = False
+    ledger: Ledger = field(default_factory=Ledger)
+    pending: WeakSet[PendingCall[Any]] = field(default_factory=WeakSet)
+    """Calls that somebody still holds."""
+    chosen: int = -1
+    """Rank that `choose` gave last."""
+
+    def close(self) -> None:
+        """End all workers, once."""
+        if not self.closed:
+            self.closed = True
+            self.workers.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The way of one group's or view's calls to its workers."""
+
+    runtime: Runtime
+    role: str
+    """Name of the group in errors and statistics."""
+    target: str
+    """Role inside colocated workers; empty for the workers themselves."""
+    ranks: Sequence[int]
+    """The workers' own rank of each rank of the view."""
+
+    def send(
+        self, method: str, plan: DispatchPlan, span: CallSpan | None, *, began: float
+    ) -> tuple[dict[int, Any], CallRecord]:
+        """Send a planned call; the handle of each rank, and the record of what it costs.
+
+        Raises `GroupClosedError` after the group was closed.
+        """
+        if self.runtime.closed:
+            raise GroupClosedError(self.role)
+        workers, ranks = self.runtime.workers, self.ranks
+        record = self.runtime.ledger.open(self.role, method, began, [ranks[rank] for rank in plan.ranks])
+        put_began = time.perf_counter()
+        positional, named = [], []
+        for argument in plan.arguments:
+            shipped, sizes = _put(workers, argument.values, argument.index)
+            record.bytes_in = [size + sizes[at] for size, at in zip(record.bytes_in, argument.index, strict=True)]
+            if argument.name is None:
+                positional.append((shipped, argument.index))
+            else:
+                named.append((argument.name, shipped, argument.index))
+        record.put_seconds = time.perf_counter() - put_began
+
+        wanted = set(plan.collect_ranks)
+        trace = "" if span is None else span.trace
+        handles = {}
+        sending = record.sending
+        for slot, rank in enumerate(plan.ranks):
+            args = tuple([shipped[index[slot]] for shipped, index in positional])
+            kwargs = {name: shipped[index[slot]] for name, shipped, index in named}
+            call = RankCall(ranks[rank], method, args, kwargs, self.target, rank in wanted, record.number, trace)
+            sending.append(time.time())
+            handles[ranks[rank]] = workers.submit(call)
+        sending.append(time.time())
+        return handles, record
+
+    def rank_context(self, method: str, plan: DispatchPlan, rank: int, error: Exception) -> RankContext:
+        """What an error of one rank says about where it stood."""
+        local_rank = list(self.ranks).index(rank)
+        rows = plan.rows[plan.ranks.index(local_rank)] if any(plan.rows) else None
+        args, kwargs = plan.call_for(local_rank)
+        labels = [argument.label for argument in plan.arguments if argument.name is None]
+        columns = column_shapes({**dict(zip(labels, args, strict=True)), **kwargs})
+        return RankContext(self.role, rank, method, mesh_place_of(error), rows, columns)
+
+
+def _put(workers: Workers[Any], values: Sequence[Any], index: Sequence[int]) -> tuple[list[Any], list[int]]:
+    """Each distinct value of an argument made ready to be sent, and its size in bytes."""
+    if len(values) == 1:
+        (value,) = values
+        return [workers.put(value, len(index))], [_size(value)]
+    num_readers = Counter(index)
+    shipped, sizes = [], []
+    for position, value in enumerate(values):  # may cut each shard as it is asked for: once
+        sizes.append(_size(value))
+        shipped.append(workers.put(value, num_readers[position]))
+    return shipped, sizes
+
+
+def _size(value: Any) -> int:
+    return 0 if is_future(value) else nbytes_of(value)

@@ -1,0 +1,181 @@
+"""In-process workers, and the serial kind: each call runs in the caller's own stack, rank by rank."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .answering import CallRunner, RunTime
+from .environment import worker_env
+from .errors import LostWorker, RemoteError
+from .failures import failed_start
+from .isolation import isolate
+from .pool import ClassWithInitArgs
+from .transport import show_user_frames, user_traceback
+from .workers import RankCall, Workers
+
+__all__ = ["Answer", "LocalWorkers", "SerialWorkers"]
+
+
+class Answer:
+    """The handle of one call: its value or error, once it is done."""
+
+    __slots__ = ("done", "error", "value")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+class LocalWorkers(Workers[Answer]):
+    """Workers that are objects of this process; a subclass says where their calls run."""
+
+    def __init__(self, role: str, cls_with_init: ClassWithInitArgs, envs: Sequence[Mapping[str, str]]) -> None:
+        self._role = role
+        self._cls_with_init = cls_with_init
+        self._envs: list[dict[str, str | None]] = [dict(env) for env in envs]
+        self._places = [dict(env) for env in envs]
+        self._runners: list[CallRunner | None] = [None] * len(envs)
+        try:
+            self._build_all()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers."""
+        return len(self._envs)
+
+    def put(self, value: Any, num_readers: int) -> Any:
+        """The value itself: each reader gets its own copy when its call is submitted."""
+        return value
+
+    def fetch(self, handle: Answer) -> Any:
+        """The result; what ends a process elsewhere, such as ``SystemExit``, comes as `RemoteError`."""
+        error = handle.error
+        if error is None:
+            return handle.value
+        if isinstance(error, Exception):
+            raise error
+        raise RemoteError(type(error).__name__, str(error), user_traceback(error)) from error
+
+    def is_alive(self, rank: int) -> bool:
+        """Whether the worker was neither lost nor closed."""
+        return self._runners[rank] is not None
+
+    def environment(self, rank: int) -> Mapping[str, str]:
+        """The variables that the worker started with."""
+        return self._places[rank]
+
+    def run_times(self, ranks: Sequence[int], timeout: float) -> dict[int, list[RunTime]]:
+        """Read where they are kept, however busy the ranks are."""
+        return {rank: runner.take_run_times() for rank in ranks if (runner := self._runners[rank])}
+
+    def lose(self, rank: int) -> None:
+        """Act as if the worker's process had died."""
+        self._runners[rank] = None
+
+    def close(self) -> None:
+        """Forget the workers."""
+        for rank, runner in enumerate(self._runners):
+            self._runners[rank] = None
+            if runner is not None:
+                self._end(rank, runner)
+
+    @abstractmethod
+    def _build_all(self) -> None:
+        """Build every worker. Raises `WorkerFailedError`."""
+
+    @abstractmethod
+    def _end(self, rank: int, runner: CallRunner) -> None:
+        """Let go of what a worker's runner holds."""
+
+    def _build(self, rank: int) -> CallRunner:
+        plain = self._cls_with_init
+        self._envs[rank] = dict(self._places[rank])
+        worker = plain.worker_class(*isolate(plain.args), **isolate(plain.kwargs))
+        return CallRunner(worker, receive=isolate)
+
+    def _copied(self, call: RankCall) -> RankCall:
+        # Before the call returns: what the caller writes afterwards must not reach the worker.
+        call.args = tuple([isolate(value) for value in call.args])
+        call.kwargs = {name: isolate(value) for name, value in call.kwargs.items()}
+        return call
+
+    def _run(self, call: RankCall) -> Any:
+        runner = self._runners[call.rank]
+        if runner is None:
+            raise LostWorker(f"rank {call.rank} of {self._role} was lost; restart it")
+        result = runner.run(
+            call.method,
+            call.args,
+            call.kwargs,
+            target=call.target,
+            wanted=call.wanted,
+            number=call.number,
+            trace=call.trace,
+        )
+        return isolate(result)
+
+    def _error_of(self, answer: Answer) -> Exception:
+        """The error of a failed answer as `fetch` raises it."""
+        try:
+            self.fetch(answer)
+        except Exception as error:  # whatever a constructor raised
+            return error
+        raise AssertionError("the answer holds no error")
+
+    def _answer(self, answer: Answer, rank: int, function: Callable[..., Any], *args: Any) -> None:
+        """Run a function as the worker of ``rank`` and note what came of it."""
+        token = worker_env.set(self._envs[rank])
+        try:
+            answer.value = function(*args)
+        except BaseException as error:
+            show_user_frames(error)
+            answer.error = error
+        finally:
+            worker_env.reset(token)
+
+
+class SerialWorkers(LocalWorkers):
+    """Deterministic: a call is over when it is submitted. ``KeyboardInterrupt`` is the user's and passes through."""
+
+    def submit(self, call: RankCall) -> Answer:
+        """Run the call here."""
+        return self._here(call.rank, self._run, self._copied(call))
+
+    def wait(self, handles: Sequence[Answer], timeout: float | None) -> list[Answer]:
+        """All of them."""
+        return list(handles)
+
+    def fetch_all(self, handles: Sequence[Answer], timeout: float | None) -> list[Any] | None:
+        """All results, unless one failed."""
+        if any(handle.error is not None for handle in handles):
+            return None
+        return [handle.value for handle in handles]
+
+    def restart(self, rank: int) -> None:
+        """Build the worker anew."""
+        answer = self._here(rank, self._build, rank)
+        self._runners[rank] = self.fetch(answer)
+
+    def _build_all(self) -> None:
+        for rank in range(self.world_size):
+            answer = self._here(rank, self._build, rank)
+            if answer.error is not None:
+                raise failed_start(self._role, self.world_size, {rank: self._error_of(answer)})
+            self._runners[rank] = answer.value
+
+    def _end(self, rank: int, runner: CallRunner) -> None:
+        runner.close()
+
+    def _here(self, rank: int, function: Callable[..., Any], *args: Any) -> Answer:
+        answer = Answer()
+        self._answer(answer, rank, function, *args)
+        answer.done = True
+        if isinstance(answer.error, KeyboardInterrupt):
+            raise answer.error
+        return answer
