@@ -2,21 +2,38 @@
 
 from kapell.protocol.config import DataProtoConfig
 from kapell.protocol.dataproto import DataProto, DataProtoItem, collate_fn, list_of_dict_to_dict_of_list
+from kapell.protocol.distributed import all_gather_data_proto
 from kapell.protocol.folding import fold_batch_dim, unfold_batch_dim
+from kapell.protocol.future import DataProtoFuture, Shard, StoredShard
 from kapell.protocol.meta import MetaPolicy, merge_meta, merge_metrics, register_meta_policy
 from kapell.protocol.padding import pad_dataproto_to_divisor, unpad_dataproto
 from kapell.protocol.read_only import ReadOnlyError, ReadOnlyTensor
+from kapell.protocol.store import MemoryStore, Store
+from kapell.protocol.tensor_bytes import (
+    deserialize_single_tensor,
+    deserialize_tensordict,
+    serialize_single_tensor,
+    serialize_tensordict,
+)
 from kapell.protocol.unions import union_numpy_dict, union_tensor_dict
 from kapell.protocol.wire import pack, unpack
 
 __all__ = [
     "DataProto",
     "DataProtoConfig",
+    "DataProtoFuture",
     "DataProtoItem",
+    "MemoryStore",
     "MetaPolicy",
     "ReadOnlyError",
     "ReadOnlyTensor",
+    "Shard",
+    "Store",
+    "StoredShard",
+    "all_gather_data_proto",
     "collate_fn",
+    "deserialize_single_tensor",
+    "deserialize_tensordict",
     "fold_batch_dim",
     "list_of_dict_to_dict_of_list",
     "merge_meta",
@@ -24,6 +41,8 @@ __all__ = [
     "pack",
     "pad_dataproto_to_divisor",
     "register_meta_policy",
+    "serialize_single_tensor",
+    "serialize_tensordict",
     "unfold_batch_dim",
     "union_numpy_dict",
     "union_tensor_dict",

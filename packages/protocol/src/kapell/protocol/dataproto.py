@@ -14,6 +14,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from kapell.protocol.columns import cell, column_of_objects, flat_objects, num_rows
 from kapell.protocol.config import DataProtoConfig
+from kapell.protocol.conversion import parts_of_tensordict, to_tensordict
 from kapell.protocol.indexing import RowIndex
 from kapell.protocol.meta import copy_meta
 from kapell.protocol.naming import ColumnOperations
@@ -82,6 +83,21 @@ class DataProto(RowOperations, ColumnOperations):
         tensors = {name: column for name, column in data.items() if _is_tensor_column(column)}
         others = {name: column for name, column in data.items() if not _is_tensor_column(column)}
         return cls.from_dict(tensors=tensors, non_tensors=others, meta_info=meta_info, auto_padding=auto_padding)
+
+    @classmethod
+    def from_tensordict(
+        cls, tensor_dict: TensorDictBase, meta_info: Mapping[str, Any] | None = None, num_batch_dims: int = 1
+    ) -> Self:
+        """Build a batch from a TensorDict: its values for all rows go to ``meta_info``, its values a row to arrays."""
+        if num_batch_dims != 1 or len(tensor_dict.batch_size) > 1:
+            raise ValueError(f"a batch has one batch dimension, got batch_size {tuple(tensor_dict.batch_size)}")
+        tensors, arrays, values = parts_of_tensordict(tensor_dict)
+        batch = TensorDict(tensors, tensor_dict.batch_size, device=tensor_dict.device) if tensors else None
+        return cls(batch=batch, non_tensor_batch=arrays, meta_info=copy_meta(values | dict(meta_info or {})))
+
+    def to_tensordict(self) -> TensorDict:
+        """Give columns and ``meta_info`` as one TensorDict, at a cost that does not grow with the rows."""
+        return to_tensordict(self.batch, self.non_tensor_batch, copy_meta(self.meta_info), len(self))
 
     def __getitem__(self, item: int | RowIndex) -> Any:
         """Give rows as a `DataProto`, or one row as a `DataProtoItem` for a whole number."""

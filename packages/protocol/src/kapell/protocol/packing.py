@@ -15,7 +15,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from kapell.protocol.arrivals import Arrivals
-from kapell.protocol.columns import column_of_objects, is_jagged, make_jagged, parts_of
+from kapell.protocol.columns import ValueStack, array_of, column_of_objects, is_jagged, make_jagged, parts_of
 from kapell.protocol.read_only import ReadOnlyTensor
 
 __all__ = ["Packing", "Standin"]
@@ -152,7 +152,7 @@ class Packing:
     def _values(self, column: NonTensorStack) -> Any:
         if len(column.batch_size) != 1:
             return column
-        return Standin(column, _values, (self._list(column.tolist()),))
+        return Standin(column, _values, (self._array(array_of(column)),))
 
     def _shared(self, column: NonTensorData) -> Any:
         return Standin(column, _shared, (self._body(column.data), tuple(column.batch_size)))
@@ -168,6 +168,7 @@ _PACKERS: dict[type, Callable[[Packing, Any], Any]] = {
     TensorDict: Packing._tensordict,
     LazyStackedTensorDict: Packing._tensordict,
     NonTensorStack: Packing._values,
+    ValueStack: Packing._values,
     NonTensorData: Packing._shared,
 }
 
@@ -206,8 +207,8 @@ def _tensordict(entries: dict[str, Any], batch_size: tuple[int, ...], device: st
     return TensorDict(entries, batch_size=batch_size, device=None if device is None else Arrivals.device_here(device))
 
 
-def _values(cells: list[Any]) -> NonTensorStack:
-    return NonTensorStack(*[NonTensorData(cell) for cell in cells])
+def _values(column: np.ndarray) -> ValueStack:
+    return ValueStack.of(column)
 
 
 def _shared(value: Any, batch_size: tuple[int, ...]) -> NonTensorData:

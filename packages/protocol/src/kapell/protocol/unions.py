@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from kapell.protocol.columns import same
 
@@ -28,15 +28,21 @@ def union_columns(
     return merged
 
 
-def union_tensor_dict(tensor_dict1: TensorDictBase, tensor_dict2: TensorDictBase) -> TensorDict:
-    """Give a TensorDict with the entries of both, which must agree where they overlap (NaN equals NaN)."""
+def union_tensor_dict(tensor_dict1: TensorDictBase, tensor_dict2: TensorDictBase) -> TensorDictBase:
+    """Add the entries of the second TensorDict to the first, which is given back; where they overlap they must agree.
+
+    Changes ``tensor_dict1``, as in verl, or nothing at all when there is a conflict. NaN equals NaN.
+    """
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
         raise ValueError(
             f"two TensorDicts are united when their batch sizes agree, got {tuple(tensor_dict1.batch_size)} and "
             f"{tuple(tensor_dict2.batch_size)}"
         )
-    merged = union_columns(tensor_dict1, tensor_dict2)
-    return TensorDict(merged, batch_size=tensor_dict1.batch_size, device=tensor_dict1.device)
+    present = set(tensor_dict1.keys())
+    for name, entry in union_columns(tensor_dict1, tensor_dict2).items():
+        if name not in present:
+            tensor_dict1.set(name, entry)
+    return tensor_dict1
 
 
 def union_numpy_dict(

@@ -15,9 +15,12 @@ from kapell.protocol.columns.registry import (
     register_kind,
     take,
 )
+from kapell.protocol.columns.value_stack import ValueStack, array_of
 
 __all__ = [
     "ColumnKind",
+    "ValueStack",
+    "array_of",
     "cell",
     "close",
     "column_of_objects",

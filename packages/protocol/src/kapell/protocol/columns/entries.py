@@ -9,8 +9,10 @@ import numpy as np
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensor_collection
 
 from kapell.protocol.columns.equality import same
-from kapell.protocol.columns.numbers import SAMPLED_CELLS, weight_of
+from kapell.protocol.columns.numbers import weight_of
+from kapell.protocol.columns.objects import column_of_objects
 from kapell.protocol.columns.registry import cell, cut, join, num_bytes, register_kind, require_one, take
+from kapell.protocol.columns.value_stack import ValueStack, array_of
 
 __all__ = []
 
@@ -26,26 +28,23 @@ class _Values:
     def num_rows(self, column: NonTensorStack) -> int:
         return column.batch_size[0]
 
-    def take(self, column: NonTensorStack, rows: np.ndarray) -> NonTensorStack:
-        return self._of([column.tensordicts[row] for row in rows], column)
+    def take(self, column: NonTensorStack, rows: np.ndarray) -> ValueStack:
+        return ValueStack.of(array_of(column)[rows], device=column.device)
 
-    def cut(self, column: NonTensorStack, start: int, stop: int) -> NonTensorStack:
-        return self._of(column.tensordicts[start:stop], column)
+    def cut(self, column: NonTensorStack, start: int, stop: int) -> ValueStack:
+        return ValueStack.of(array_of(column)[start:stop], device=column.device)
 
-    def join(self, columns: Sequence[NonTensorStack | NonTensorData]) -> NonTensorStack:
-        return self._of([entry for column in columns for entry in _entries_of(column)], columns[0])
+    def join(self, columns: Sequence[NonTensorStack | NonTensorData]) -> ValueStack:
+        arrays = [_array_of_entry(column) for column in columns]
+        if len({array.dtype for array in arrays}) > 1:
+            arrays = [column_of_objects(array) for array in arrays]
+        return ValueStack.of(np.concatenate(arrays), device=columns[0].device)
 
     def cell(self, column: NonTensorStack, row: int) -> Any:
-        return column.tensordicts[row]
+        return NonTensorData(array_of(column)[row])
 
     def num_bytes(self, column: NonTensorStack) -> int:
-        sample = column.tensordicts[:SAMPLED_CELLS]
-        return sum(weight_of(entry.tolist()) for entry in sample) * len(column.tensordicts) // max(1, len(sample))
-
-    def _of(self, entries: list[Any], like: Any) -> Any:
-        if not entries:
-            return like[:0]
-        return NonTensorStack(*entries)
+        return num_bytes(array_of(column))
 
 
 class _Shared:
@@ -67,10 +66,10 @@ class _Shared:
     def cut(self, column: NonTensorData, start: int, stop: int) -> NonTensorData:
         return NonTensorData(column.data, batch_size=[stop - start])
 
-    def join(self, columns: Sequence[NonTensorData]) -> NonTensorData | NonTensorStack:
+    def join(self, columns: Sequence[NonTensorData]) -> NonTensorData | ValueStack:
         if all(same(columns[0].data, column.data) for column in columns[1:]):
             return NonTensorData(columns[0].data, batch_size=[sum(column.batch_size[0] for column in columns)])
-        return NonTensorStack(*[entry for column in columns for entry in _entries_of(column)])
+        return ValueStack.of(np.concatenate([_array_of_entry(column) for column in columns]))
 
     def cell(self, column: NonTensorData, row: int) -> Any:
         return NonTensorData(column.data)
@@ -112,10 +111,10 @@ class _Table:
         return TensorDict(entries, batch_size=[num_rows, *like.batch_size[1:]], device=like.device)
 
 
-def _entries_of(column: NonTensorStack | NonTensorData) -> list[Any]:
+def _array_of_entry(column: NonTensorStack | NonTensorData) -> np.ndarray:
     if isinstance(column, NonTensorStack):
-        return column.tensordicts
-    return [NonTensorData(column.data) for _ in range(column.batch_size[0])]
+        return array_of(column)
+    return column_of_objects([column.data] * column.batch_size[0])
 
 
 for _kind in (_Values(), _Shared(), _Table()):

@@ -13,9 +13,9 @@ from kapell.protocol.columns.jagged import cut_jagged, is_jagged, join_jagged, t
 from kapell.protocol.columns.objects import flat_objects
 from kapell.protocol.columns.registry import register_kind, require_one
 
-__all__ = ["SAMPLED_CELLS", "weight_of"]
+__all__ = ["weight_of"]
 
-SAMPLED_CELLS = 8  # object columns are weighed by a few cells: weighing all would cost more than sending them
+_SAMPLED_CELLS = 8  # object columns are weighed by a few cells: weighing all would cost more than sending them
 
 # torch cannot gather or join every dtype (FP8, uint16); the same bits as integers always work.
 _SAME_SIZE_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -143,7 +143,7 @@ class _Array:
     def num_bytes(self, column: np.ndarray) -> int:
         if column.dtype != object or column.size == 0:
             return column.nbytes
-        sample = column.ravel()[:: max(1, column.size // SAMPLED_CELLS)][:SAMPLED_CELLS]
+        sample = column.ravel()[:: max(1, column.size // _SAMPLED_CELLS)][:_SAMPLED_CELLS]
         return column.nbytes + sum(weight_of(cell) for cell in sample) * column.size // len(sample)
 
 

@@ -1,0 +1,231 @@
+"""`DataProtoFuture`: a batch that is still being made, or made elsewhere, known by references to its shards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
+from tensordict import TensorDictBase
+
+from kapell.protocol.indexing import balanced_bounds
+from kapell.protocol.store import Store
+from kapell.protocol.tensordict_utils import concat_tensordict, get_keys
+
+__all__ = ["DataProtoFuture", "Shard", "StoredShard"]
+
+
+class Shard(Protocol):
+    """One producer's rows. Shards that hold columns apart give only the references of the columns asked for."""
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows it has, None as long as nobody knows."""
+        ...
+
+    def refs(self, columns: Sequence[str] | None) -> list[Any]:
+        """Give the references to fetch for these columns (None: for all)."""
+        ...
+
+    def assemble(self, values: Sequence[Any], columns: Sequence[str] | None) -> Any:
+        """Make the batch of what those references held."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredShard:
+    """A shard that is one value in the store."""
+
+    ref: Any
+    """Its reference."""
+    num_rows: int | None = None
+    """Rows it has, if known."""
+
+    def refs(self, columns: Sequence[str] | None) -> list[Any]:
+        """Give the one reference."""
+        return [self.ref]
+
+    def assemble(self, values: Sequence[Any], columns: Sequence[str] | None) -> Any:
+        """Give the batch, with only the columns asked for."""
+        return values[0] if columns is None else _select(values[0], columns)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows ``start`` to ``stop`` of a shard; ``stop`` is None for a shard of unknown size, taken whole."""
+
+    shard: Shard
+    start: int
+    stop: int | None
+
+
+class DataProtoFuture:
+    """Rows of shards that lie in a store. Cutting and joining it is bookkeeping; `get` brings the rows here.
+
+    With the shards' row counts known, a cut refers only to the shards that it overlaps, and only these are fetched.
+    ``collect_fn`` joins the fetched shards where joining them one after the other would be wrong (padding, order);
+    then every shard is fetched.
+
+    >>> from kapell.protocol.store import MemoryStore
+    >>> store = MemoryStore()
+    >>> refs = [store.put(DataProto.from_dict(non_tensors={"n": rows})) for rows in ([0, 1], [2, 3])]
+    >>> future = DataProtoFuture(refs, store, rows=[2, 2])
+    >>> [part.get().non_tensor_batch["n"].tolist() for part in future.chunk(3)]
+    [[0, 1], [2], [3]]
+    """
+
+    __kapell_future__ = True
+
+    def __init__(
+        self,
+        futures: Iterable[Any],
+        store: Store,
+        *,
+        rows: Sequence[int] | None = None,
+        collect_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        futures = list(futures)
+        if rows is not None and len(rows) != len(futures):
+            raise ValueError(f"there are {len(futures)} shards but row counts for {len(rows)}")
+        counts: Sequence[int | None] = [None] * len(futures) if rows is None else rows
+        shards = [StoredShard(ref, count) for ref, count in zip(futures, counts, strict=True)]
+        self._set(tuple(_Piece(shard, 0, shard.num_rows) for shard in shards), store, collect_fn, ())
+
+    @classmethod
+    def of_shards(cls, shards: Iterable[Shard], store: Store) -> DataProtoFuture:
+        """Make a future of shards of any kind."""
+        return cls._of(tuple(_Piece(shard, 0, shard.num_rows) for shard in shards), store, None, ())
+
+    @staticmethod
+    def concat(data: Sequence[DataProtoFuture]) -> DataProtoFuture:
+        """Join futures of one store, row after row."""
+        if not data:
+            raise ValueError("there is nothing to concatenate: got no futures")
+        for number, part in enumerate(data):
+            if part._collect is not None or part._cuts:
+                raise ValueError(f"part {number} can be joined only when it is there; get() it first")
+            if part._store is not data[0]._store and part._store != data[0]._store:
+                raise ValueError(f"part {number} lies in another store than part 0")
+        return DataProtoFuture._of(tuple(piece for part in data for piece in part._pieces), data[0]._store, None, ())
+
+    @property
+    def futures(self) -> tuple[Any, ...]:
+        """References to everything that `get` would fetch, each once."""
+        return tuple(self._references(None))
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows, or None as long as nobody knows."""
+        if self._collect is not None or self._cuts or any(piece.stop is None for piece in self._pieces):
+            return None
+        return sum(_length(piece) for piece in self._pieces)
+
+    def __len__(self) -> int:
+        if self.num_rows is None:
+            raise TypeError("the rows of this future are not known before it is there; get() it, or give rows=")
+        return self.num_rows
+
+    def chunk(self, chunks: int) -> list[DataProtoFuture]:
+        """Cut into exactly ``chunks`` pieces whose sizes differ by at most one, as `DataProto.chunk` does."""
+        if chunks < 1:
+            raise ValueError(f"cannot cut a future into {chunks} pieces; ask for at least 1")
+        rows = self.num_rows
+        if rows is None:
+            return [
+                self._of(self._pieces, self._store, self._collect, (*self._cuts, (part, chunks)))
+                for part in range(chunks)
+            ]
+        return [self.slice(start, stop) for start, stop in pairwise(balanced_bounds(rows, chunks))]
+
+    def slice(self, start: int, end: int) -> DataProtoFuture:
+        """Give rows ``start`` to ``end`` of a future whose rows are known."""
+        first, last, _ = slice(start, end).indices(len(self))
+        begins = accumulate((_length(piece) for piece in self._pieces), initial=0)
+        cut = [_overlap(piece, first - begin, last - begin) for piece, begin in zip(self._pieces, begins, strict=False)]
+        # Without any row a piece stays, empty, to say which columns there are.
+        kept = [piece for piece in cut if _length(piece)] or cut[:1]
+        return self._of(tuple(kept), self._store, None, ())
+
+    def get(self, timeout: float | None = None, *, columns: Sequence[str] | None = None) -> Any:
+        """Fetch the rows, with all columns or those named; TimeoutError when they are not there in time (seconds)."""
+        references = self._references(columns)
+        _, missing = self._store.wait(references, timeout=timeout)
+        if missing:
+            raise TimeoutError(f"{len(missing)} of {len(references)} shards were not there after {timeout} s")
+        values = self._store.get(references, timeout=timeout)
+        by_reference = dict(zip(map(_key, references), values, strict=True))
+        parts = []
+        for piece in self._pieces:
+            fetched = [by_reference[_key(ref)] for ref in piece.shard.refs(columns)]
+            parts.append(_rows(piece.shard.assemble(fetched, columns), piece))
+        whole = _concat(parts) if self._collect is None else self._collect(parts)
+        for part, chunks in self._cuts:
+            whole = whole.chunk(chunks)[part]
+        return whole
+
+    def done(self) -> bool:
+        """Say whether all shards are there."""
+        return not self._store.wait(self.futures, timeout=0)[1]
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.to_thread(self.get).__await__()
+
+    def __repr__(self) -> str:
+        rows = "unknown rows" if self.num_rows is None else f"{self.num_rows} rows"
+        return f"DataProtoFuture({rows} of {len(self._pieces)} shards)"
+
+    def _set(self, pieces: tuple[_Piece, ...], store: Store, collect: Any, cuts: tuple[tuple[int, int], ...]) -> None:
+        self._pieces, self._store, self._collect, self._cuts = pieces, store, collect, cuts
+
+    @classmethod
+    def _of(cls, *parts: Any) -> DataProtoFuture:
+        future = cls.__new__(cls)
+        future._set(*parts)
+        return future
+
+    def _references(self, columns: Sequence[str] | None) -> list[Any]:
+        return list({_key(ref): ref for piece in self._pieces for ref in piece.shard.refs(columns)}.values())
+
+
+def _key(ref: Any) -> Any:
+    try:
+        hash(ref)
+    except TypeError:
+        return id(ref)
+    return ref
+
+
+def _length(piece: _Piece) -> int:
+    assert piece.stop is not None
+    return piece.stop - piece.start
+
+
+def _overlap(piece: _Piece, first: int, last: int) -> _Piece:
+    start = min(max(first, 0), _length(piece))
+    stop = min(max(last, start), _length(piece))
+    return replace(piece, start=piece.start + start, stop=piece.start + stop)
+
+
+def _rows(batch: Any, piece: _Piece) -> Any:
+    if piece.stop is None or (piece.start == 0 and piece.stop == len(batch)):
+        return batch
+    if piece.stop > len(batch):
+        raise ValueError(f"a shard of {len(batch)} rows was said to have {piece.stop} or more")
+    return batch[piece.start : piece.stop]
+
+
+def _select(batch: Any, columns: Sequence[str]) -> Any:
+    if isinstance(batch, TensorDictBase):
+        return get_keys(batch, columns)
+    for name in columns:
+        batch.column(name)
+    tensors = [name for name in columns if name not in batch.non_tensor_batch]
+    return batch.select(tensors, [name for name in columns if name in batch.non_tensor_batch])
+
+
+def _concat(parts: list[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    return concat_tensordict(parts) if isinstance(parts[0], TensorDictBase) else type(parts[0]).concat(parts)
