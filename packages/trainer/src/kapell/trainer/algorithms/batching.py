@@ -34,8 +34,10 @@ def micro_batches(lengths: Sequence[int], *, max_tokens: int, num: int) -> list[
     balanced = _balanced(lengths, min(num, len(lengths)))
     if _fits(balanced, lengths, max_tokens):
         packing = balanced
+    if not packing:
+        return [[] for _ in range(num)]
     while len(packing) < num:
-        largest = max(packing, key=len, default=[])
+        largest = max(packing, key=len)
         half = len(largest) // 2
         packing = [rows for rows in packing if rows is not largest] + [largest[:half], largest[half:]]
     return [sorted(rows) for rows in packing]

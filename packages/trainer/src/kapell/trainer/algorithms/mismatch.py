@@ -8,7 +8,7 @@ from kapell.trainer.algorithms.metrics import Metric
 
 __all__ = ["mismatch_metrics"]
 
-_MAX_LOG_RATIO = 20.0  # exp(2 x 20) is still far inside float32
+_MAX_LOG_RATIO = 20.0  # exp(2 x 20) is still far inside float32; a perplexity beyond exp(20) says no more
 
 
 def mismatch_metrics(old_log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Tensor) -> dict[str, Metric]:
@@ -22,30 +22,34 @@ def mismatch_metrics(old_log_probs: Tensor, rollout_log_probs: Tensor, response_
     mask_BT = as_mask(response_mask)
     old_BT, rollout_BT = keep(mask_BT, old_log_probs).detach(), keep(mask_BT, rollout_log_probs).detach()
     log_rho_BT = old_BT - rollout_BT
-    rho_BT = log_rho_BT.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    rho_BT = _exp(log_rho_BT)
     nll_old_B = -masked_mean(old_BT, mask_BT, dim=-1)
     nll_rollout_B = -masked_mean(rollout_BT, mask_BT, dim=-1)
     difference_B = nll_old_B - nll_rollout_B
-    product_B = masked_sum(log_rho_BT, mask_BT, dim=-1).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    product_B = _exp(masked_sum(log_rho_BT, mask_BT, dim=-1))
     by_token = {
         "kl": -log_rho_BT,
         "k3_kl": rho_BT - 1 - log_rho_BT,
         "chi2_token": rho_BT.square() - 1,
     }
     by_row = {
-        "training_ppl": nll_old_B.exp(),
-        "rollout_ppl": nll_rollout_B.exp(),
+        "training_ppl": _exp(nll_old_B),
+        "rollout_ppl": _exp(nll_rollout_B),
         "training_log_ppl": nll_old_B,
         "rollout_log_ppl": nll_rollout_B,
         "log_ppl_diff": difference_B,
         "log_ppl_abs_diff": difference_B.abs(),
-        "ppl_ratio": difference_B.exp(),
+        "ppl_ratio": _exp(difference_B),
         "chi2_seq": product_B.square() - 1,
     }
     rows_B = mask_BT.any(-1)
     return {f"rollout_corr/{name}": _mean(values_BT, mask_BT) for name, values_BT in by_token.items()} | {
         f"rollout_corr/{name}": _mean(values_B, rows_B) for name, values_B in by_row.items()
     }
+
+
+def _exp(logarithm: Tensor) -> Tensor:
+    return logarithm.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
 
 
 def _mean(values: Tensor, mask: Tensor) -> Metric:
