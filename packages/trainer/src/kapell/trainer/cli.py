@@ -1,1 +1,149 @@
-def main() -> None: ...
+"""The command ``kapell``: train, generate with the result, show a configuration."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .config import Config
+from .config_load import ResolvedConfig, load_config
+
+__all__ = ["main"]
+
+_USAGE_ERROR = 2
+_INTERRUPTED = 130  # as shells report a program that Ctrl-C ended
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit with its status."""
+    options = _parser().parse_args(arguments)
+    console = Console()
+    errors = Console(stderr=True)
+    try:
+        options.run(options, console)
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        sys.exit(_INTERRUPTED)
+    except _user_errors() as error:
+        if options.traceback:
+            raise
+        errors.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(_USAGE_ERROR)
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    """Errors whose message says all that a user needs; any other shows its traceback."""
+    from kapell.workergroup import BackendNotFoundError
+
+    from .reward import RewardError
+
+    return (UserError, RewardError, BackendNotFoundError)
+
+
+class UserError(Exception):
+    """A mistake in what the user gave."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kapell", description="Reinforcement learning of language models.")
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    train = commands.add_parser(
+        "train", help="train a model", description="Train a model; see `kapell config` for keys."
+    )
+    show = commands.add_parser("config", help="show the configuration and where each value comes from")
+    for command, function in ((train, _train), (show, _show_config)):
+        command.add_argument("--config", action="append", default=[], metavar="FILE", help="YAML file; may be repeated")
+        command.add_argument(
+            "overrides", nargs="*", metavar="KEY=VALUE", help="such as trainer.total_training_steps=20"
+        )
+        command.set_defaults(run=function)
+    generate = commands.add_parser("generate", help="let a trained model answer")
+    generate.add_argument("folder", metavar="RUN", help="folder of a run, or of a Hugging Face model")
+    generate.add_argument("prompts", nargs="+", metavar="PROMPT")
+    generate.add_argument("--max-new-tokens", type=int, default=64)
+    generate.add_argument("--temperature", type=float, default=None, help="sample; without it the most probable token")
+    generate.add_argument("--seed", type=int, default=1)
+    generate.set_defaults(run=_generate)
+    return parser
+
+
+def _load(options: argparse.Namespace) -> ResolvedConfig:
+    try:
+        return load_config(options.config, options.overrides)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+
+
+def _show_config(options: argparse.Namespace, console: Console) -> None:
+    table = Table("key", "value", "from")
+    for key, value, origin in _load(options).leaves():
+        style = None if origin == "default" else "bold"
+        table.add_row(key, escape(str(value)), escape(origin), style=style)
+    console.print(table)
+
+
+def _train(options: argparse.Namespace, console: Console) -> None:
+    resolved = _load(options)
+    config = resolved.config
+    _quiet_libraries()
+    with console.status("loading data and model"):
+        import torch
+
+        from .build import prepare, train
+        from .display import LiveDisplay
+        from .run_folder import RunFiles, new_run_folder
+
+        torch.set_num_threads(config.trainer.torch_threads)
+        try:
+            folder = new_run_folder(config.trainer.default_local_dir)
+            prepared = prepare(config, folder)
+        except (ValueError, OSError) as error:
+            raise UserError(str(error)) from error
+    (folder / "config.yaml").write_text(resolved.to_yaml())
+    title = f"{config.algorithm.adv_estimator} on {config.backend.name}, {_num_workers(config)} workers → {folder}"
+    hooks = []
+    if "file" in config.trainer.logger:
+        hooks.append(RunFiles(folder))
+    if "console" in config.trainer.logger:
+        hooks.append(LiveDisplay(console, title=title, folder=folder))
+    train(prepared, folder, hooks=hooks)
+    console.print(f"Try it: [bold]kapell generate {escape(str(folder))} PROMPT[/bold]", highlight=False)
+
+
+def _generate(options: argparse.Namespace, console: Console) -> None:
+    _quiet_libraries()
+    from .generate import generate_texts
+
+    folder = Path(options.folder).expanduser()
+    try:
+        texts = generate_texts(
+            folder / "model" if (folder / "model").is_dir() else folder,
+            options.prompts,
+            max_new_tokens=options.max_new_tokens,
+            temperature=options.temperature,
+            seed=options.seed,
+        )
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+    for text in texts:
+        console.print(text, markup=False, highlight=False)
+
+
+def _num_workers(config: Config) -> int:
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node
+
+
+def _quiet_libraries() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is read from local folders
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -1,0 +1,120 @@
+"""Averages over the ranks of a group, the same for workers in processes of their own and for workers that share one.
+
+An average is started in one worker call and collected in a later one. So it needs no threads: in-process ranks may run
+one after the other, and between processes the sum travels while the controller prepares the next call.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from weakref import WeakValueDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kapell.workergroup import current_worker_env
+
+__all__ = ["Collective", "GlooCollective", "SharedProcessCollective", "SingleCollective", "join_collective"]
+
+_TIMEOUT = timedelta(minutes=10)  # a rank may wait for a peer that is still in a long backward pass
+
+
+class Collective(ABC):
+    """Averages over ranks. Every rank must start the same ones in the same order."""
+
+    @abstractmethod
+    def start_average(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Give this rank's part; the function returned gives the average, once all ranks have given theirs."""
+
+
+class SingleCollective(Collective):
+    """A group of one."""
+
+    def start_average(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """The average of one part is that part."""
+        return lambda: tensor
+
+
+class GlooCollective(Collective):
+    """One rank per process, over `torch.distributed`'s default group, which must be initialised."""
+
+    def start_average(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start a sum over all processes, in place; collecting it waits for the last one."""
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+
+        def finish() -> Tensor:
+            work.wait()
+            return tensor.div_(dist.get_world_size())
+
+        return finish
+
+
+class _Exchange:
+    """What the ranks of one in-process group have given so far, by round."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.rounds: dict[int, dict[int, Tensor]] = {}
+        self.averages: dict[int, tuple[Tensor, int]] = {}
+
+
+class SharedProcessCollective(Collective):
+    """Several ranks in one process, one after the other or on threads."""
+
+    def __init__(self, exchange: _Exchange, rank: int, world_size: int) -> None:
+        self._exchange = exchange
+        self._rank = rank
+        self._world_size = world_size
+        self._round = 0
+
+    def start_average(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Lay this rank's part down; collecting needs every rank's part, else ``RuntimeError``."""
+        number, self._round = self._round, self._round + 1
+        with self._exchange.lock:
+            self._exchange.rounds.setdefault(number, {})[self._rank] = tensor
+        return lambda: self._finish(number)
+
+    def _finish(self, number: int) -> Tensor:
+        exchange = self._exchange
+        with exchange.lock:
+            if number not in exchange.averages:
+                parts = exchange.rounds[number]
+                if len(parts) < self._world_size:
+                    missing = sorted(set(range(self._world_size)) - parts.keys())
+                    raise RuntimeError(f"ranks {missing} have not given their part of average {number} yet")
+                ordered = [parts[rank] for rank in sorted(parts)]
+                exchange.averages[number] = torch.stack(ordered).sum(0).div_(self._world_size), 0
+                del exchange.rounds[number]
+            average, readers = exchange.averages.pop(number)
+            if readers + 1 < self._world_size:
+                exchange.averages[number] = average, readers + 1
+            return average
+
+
+_exchanges: WeakValueDictionary[tuple[str, ...], _Exchange] = WeakValueDictionary()
+_exchanges_lock = threading.Lock()
+
+
+def join_collective(name: str, *, rank: int, world_size: int, address: tuple[str, str]) -> Collective:
+    """The collective of the worker that is being built: ``name`` is its role, ``address`` where its group meets.
+
+    Workers in processes of their own join over gloo, workers that share this process through its memory.
+    """
+    if world_size == 1:
+        return SingleCollective()
+    if current_worker_env() is not os.environ:
+        with _exchanges_lock:
+            exchange = _exchanges.setdefault((name, *address), _Exchange())
+        return SharedProcessCollective(exchange, rank, world_size)
+    if not dist.is_initialized():
+        host, port = address
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://{host}:{port}", rank=rank, world_size=world_size, timeout=_TIMEOUT
+        )
+    return GlooCollective()

@@ -1,0 +1,190 @@
+"""Reads YAML files and dotted overrides into a `Config`, and says of each value where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from .config import Config
+
+__all__ = ["ConfigError", "ResolvedConfig", "load_config"]
+
+_COMMAND_LINE = "command line"
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names the key, what was expected and what came."""
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A checked configuration and the origin of its values."""
+
+    config: Config
+    """The typed values."""
+    values: Mapping[str, Any]
+    """The same as nested plain containers."""
+    origins: Mapping[str, str]
+    """Dotted key to the file or "command line" that set it; a key that is not here has its default."""
+
+    def to_yaml(self) -> str:
+        """The whole configuration as YAML, which `load_config` reads back."""
+        return yaml.safe_dump(_plain(self.values), sort_keys=False)
+
+    def leaves(self) -> Iterator[tuple[str, Any, str]]:
+        """Each dotted key with its value and origin ("default", a file, or "command line")."""
+        for key, value in _leaves(self.values):
+            yield key, value, self.origins.get(key, "default")
+
+
+def load_config(files: Sequence[str | Path] = (), overrides: Sequence[str] = ()) -> ResolvedConfig:
+    """The configuration from its defaults, YAML files and ``key.sub=value`` overrides; later ones win.
+
+    Raises `ConfigError` for an unknown key (with the nearest known one), a wrong type or a value out of range, and
+    ``FileNotFoundError`` for a missing file.
+
+    >>> load_config(overrides=["trainer.seed=7"]).config.trainer.seed
+    7
+    """
+    merged: Any = OmegaConf.structured(Config)
+    origins: dict[str, str] = {}
+    for origin, layer in _layers(files, overrides):
+        layer = _checked_layer(layer, origin)
+        try:
+            merged = OmegaConf.merge(merged, layer)
+        except OmegaConfBaseException as error:
+            raise _type_error(error, origin) from error
+        origins.update(dict.fromkeys((key for key, _ in _leaves(layer)), origin))
+    try:
+        values: Any = OmegaConf.to_container(merged, resolve=True)
+    except OmegaConfBaseException as error:
+        raise _type_error(error, "interpolation") from error
+    return ResolvedConfig(_build(Config, values, ""), values, origins)
+
+
+def _layers(files: Sequence[str | Path], overrides: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    layer: Any
+    for file in files:
+        path = Path(file)
+        if not path.is_file():
+            raise FileNotFoundError(f"no configuration file {path}")
+        try:
+            layer = OmegaConf.to_container(OmegaConf.load(path))
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} is not valid YAML: {error}") from error
+        if not isinstance(layer, dict):
+            raise ConfigError(f"{path} must hold groups such as `trainer:`, got a {type(layer).__name__}")
+        yield str(path), layer
+    for override in overrides:
+        key, separator, _ = override.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"override {override!r} is not of the form group.key=value")
+        try:
+            layer = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            raise ConfigError(f"the value of override {override!r} is not valid YAML: {error}") from error
+        yield _COMMAND_LINE, layer
+
+
+def _checked_layer(layer: Mapping[str, Any], origin: str, cls: Any = Config, prefix: str = "") -> dict[str, Any]:
+    """The layer with its short forms written out, after a check that each key exists."""
+    hints = get_type_hints(cls)
+    known = [field.name for field in fields(cls)]
+    checked = {}
+    for key, value in layer.items():
+        if key not in known:
+            raise _unknown_key(f"{prefix}{key}", value, known, origin)
+        kind = hints[key]
+        if is_dataclass(kind):
+            shorthand = getattr(kind, "shorthand", None)
+            if shorthand and not isinstance(value, Mapping):
+                value = {shorthand: value}
+            if not isinstance(value, Mapping):
+                names = ", ".join(field.name for field in fields(kind))
+                raise ConfigError(f"{prefix}{key} is a group with the keys {names}; got {value!r} ({origin})")
+            value = _checked_layer(value, origin, kind, f"{prefix}{key}.")
+        elif get_origin(kind) is list and value is not None and not isinstance(value, list):
+            value = [value]
+        checked[key] = value
+    return checked
+
+
+def _unknown_key(key: str, value: Any, siblings: Sequence[str], origin: str) -> ConfigError:
+    group, _, name = key.lstrip("+~").rpartition(".")  # + and ~ are Hydra's
+    prefix = f"{group}." if group else ""
+    tail = name
+    while isinstance(value, Mapping) and value:  # a whole path was given: its end says most about what was meant
+        inner, value = next(iter(value.items()))
+        tail = f"{tail}.{inner}"
+    everywhere = _all_keys()
+    close = [f"{prefix}{match}" for match in get_close_matches(name, siblings, n=1)]
+    if not close or "." in tail:
+        close = [known for known in everywhere if f".{known}".endswith(f".{tail}")][:3] or close
+    close = close or get_close_matches(f"{prefix}{tail}", everywhere, n=1)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known here: {', '.join(siblings)}"
+    return ConfigError(f"unknown key {key}{tail.removeprefix(name)} ({origin}); {hint}")
+
+
+def _all_keys(cls: Any = Config, prefix: str = "") -> list[str]:
+    hints = get_type_hints(cls)
+    keys = []
+    for field in fields(cls):
+        kind = hints[field.name]
+        keys += _all_keys(kind, f"{prefix}{field.name}.") if is_dataclass(kind) else [f"{prefix}{field.name}"]
+    return keys
+
+
+def _type_error(error: OmegaConfBaseException, origin: str) -> ConfigError:
+    reason = str(error).partition("\n")[0].rstrip(".")
+    expected = _expected(error.full_key) if error.full_key else ""
+    return ConfigError(f"{error.full_key or 'configuration'}: {reason} ({origin}){expected}")
+
+
+def _expected(key: str) -> str:
+    """What the key takes, in words, for the end of an error message."""
+    cls: Any = Config
+    kind: Any = Config
+    for part in key.split("[")[0].split("."):
+        if not is_dataclass(cls) or part not in (hints := get_type_hints(cls)):
+            return ""
+        kind = cls = hints[part]
+    text = kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind).replace("typing.", "")
+    return f"; expected {text}"
+
+
+def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
+    """An instance of the group, built from the inside out so that an error carries its group's name."""
+    hints = get_type_hints(cls)
+    built = {
+        name: _build(hints[name], value, f"{prefix}{name}.") if is_dataclass(hints[name]) else value
+        for name, value in values.items()
+    }
+    try:
+        return cls(**built)
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{prefix}{error}") from None
+
+
+def _leaves(values: Mapping[str, Any], cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each dotted key of the configuration's classes; a free mapping such as ``override_config`` is one value."""
+    hints = get_type_hints(cls)
+    for name, value in values.items():
+        if is_dataclass(hints[name]):
+            yield from _leaves(value, hints[name], f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

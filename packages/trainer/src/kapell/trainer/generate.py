@@ -1,0 +1,45 @@
+"""Answers prompts with a saved model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .data import encode_prompt, pad_left
+from .models import build_policy, load_config_of
+from .rows import PromptRow
+from .sampler import Sampling, sample, sample_streams
+from .tokenizer import load_tokenizer
+
+__all__ = ["generate_texts"]
+
+
+def generate_texts(
+    folder: str | Path,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 64,
+    temperature: float | None = None,
+    seed: int = 1,
+) -> list[str]:
+    """The model's answer to each prompt; greedy unless a temperature is given."""
+    config = load_config_of(folder)
+    tokenizer = load_tokenizer(folder)
+    model = build_policy(config, folder=folder)
+    rows = [PromptRow(prompt, ground_truth=None, data_source="", origin=f"prompt {prompt!r}") for prompt in prompts]
+    ids_BP, mask_BP = pad_left([encode_prompt(row, tokenizer) for row in rows], tokenizer.pad_token_id)
+    room = getattr(config, "max_position_embeddings", ids_BP.shape[1] + max_new_tokens) - ids_BP.shape[1]
+    if room < 1:
+        raise ValueError(f"the longest prompt has {ids_BP.shape[1]} tokens, which leaves the model no room to answer")
+    rollout = sample(
+        model,
+        ids_BP,
+        mask_BP,
+        sampling=Sampling(temperature=temperature or 1.0, do_sample=temperature is not None),
+        uniforms_BT=sample_streams(seed, 0, range(len(rows)), min(max_new_tokens, room)),
+        eos_token_ids=[tokenizer.eos_token_id],
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    lengths = rollout.response_mask.sum(-1).tolist()
+    responses = [row[:length] for row, length in zip(rollout.responses.tolist(), lengths, strict=True)]
+    return tokenizer.batch_decode(responses, skip_special_tokens=True)

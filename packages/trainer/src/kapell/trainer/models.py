@@ -1,0 +1,97 @@
+"""Policies and value models: from a Hugging Face folder, or new ones from a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+__all__ = ["build_policy", "build_value_model", "load_config_of", "new_model_config"]
+
+_MLP_RATIO = 4  # width of the feed-forward layer over that of the model, as in GPT-2
+
+
+def new_model_config(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    model_type: str = "gpt2",
+    hidden_size: int = 64,
+    num_hidden_layers: int = 2,
+    num_attention_heads: int = 4,
+    max_length: int,
+    override_config: Mapping[str, Any] | None = None,
+) -> PreTrainedConfig:
+    """The configuration of a small new model for the tokenizer's vocabulary, in the architecture ``model_type``.
+
+    Dropout is off. Raises ``ValueError`` for an architecture that transformers does not have.
+    """
+    if model_type not in CONFIG_MAPPING:
+        raise ValueError(f"transformers knows no model_type {model_type!r}; try gpt2, llama, qwen2 or qwen3")
+    shape = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_hidden_layers,
+        "num_attention_heads": num_attention_heads,
+        "num_key_value_heads": num_attention_heads,
+        "head_dim": hidden_size // num_attention_heads,
+        "intermediate_size": _MLP_RATIO * hidden_size,
+        "max_position_embeddings": max_length,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "attention_dropout": 0.0,
+    }
+    known = CONFIG_MAPPING[model_type]()
+    shape = {name: value for name, value in shape.items() if hasattr(known, name)}
+    for name in override_config or {}:
+        if not hasattr(known, name):
+            raise ValueError(f"the configuration of {model_type!r} has no field {name!r}")
+    return AutoConfig.for_model(model_type, **{**shape, **(override_config or {})})
+
+
+def load_config_of(folder: str | Path, override_config: Mapping[str, Any] | None = None) -> PreTrainedConfig:
+    """The configuration of the model saved in a local folder, with some fields replaced."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise FileNotFoundError(f"no model folder {path}")
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} is not a Hugging Face model folder: it has no config.json")
+    return AutoConfig.from_pretrained(path, local_files_only=True, **(override_config or {}))
+
+
+def build_policy(config: PreTrainedConfig, *, folder: str | Path | None = None, seed: int = 1) -> PreTrainedModel:
+    """A causal language model in float32: the weights of ``folder``, or new ones drawn from ``seed``."""
+    return _build(AutoModelForCausalLM, config, folder, seed)
+
+
+def build_value_model(config: PreTrainedConfig, *, folder: str | Path | None = None, seed: int = 1) -> PreTrainedModel:
+    """A model with one number per token: a causal language model's body with a new value head, or a saved one."""
+    fields = config.to_dict() | {"num_labels": 1, "classifier_dropout": 0.0, "hidden_dropout": 0.0}
+    return _build(AutoModelForTokenClassification, type(config).from_dict(fields), folder, seed)
+
+
+def _build(auto_class: Any, config: PreTrainedConfig, folder: str | Path | None, seed: int) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if folder is None:
+            model = auto_class.from_config(config, dtype=torch.float32)
+        else:
+            model = auto_class.from_pretrained(
+                Path(folder).expanduser(), config=config, dtype=torch.float32, local_files_only=True
+            )
+    # Dropout stays off in every role: the probabilities of the update must be those of the rollout.
+    return model.eval()

@@ -1,0 +1,153 @@
+"""Samples responses with a KV cache, each from a random stream of its own, so that batching never changes a sample."""
+
+# B rows (prompts times samples), U different prompts, P padded prompt tokens, T response tokens, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from .algorithms import log_probs_from_logits, position_ids
+
+__all__ = ["Rollout", "Sampling", "filter_logits", "sample", "sample_streams"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    temperature: float = 1.0
+    """Divides the logits."""
+    top_k: int = -1
+    """Only the k most probable tokens; -1 for all."""
+    top_p: float = 1.0
+    """Only the most probable tokens that together reach this probability."""
+    do_sample: bool = True
+    """Draw; otherwise take the most probable token."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Sampled responses."""
+
+    responses: Tensor
+    """``(B, T)`` token ids, padded on the right."""
+    response_mask: Tensor
+    """``(B, T)``: 1 for each sampled token, the first end-of-sequence token included."""
+    rollout_log_probs: Tensor
+    """``(B, T)``: log-probability of each sampled token at the sampling temperature, before top-k and top-p; 0
+    for padding."""
+
+
+def sample_streams(seed: int, step: int, sample_ids: Sequence[int], length: int) -> Tensor:
+    """Uniform numbers in [0, 1), ``(B, length)`` float64, that depend on seed, step and the sample's id only.
+
+    >>> both, second = sample_streams(1, 0, [3, 4], 2), sample_streams(1, 0, [4], 2)
+    >>> torch.equal(both[1:], second)
+    True
+    """
+    streams = np.empty((len(sample_ids), length))
+    for row, sample_id in enumerate(sample_ids):
+        key = np.array([seed, step], dtype=np.uint64)
+        counter = np.array([0, 0, 0, sample_id], dtype=np.uint64)  # the low words count the numbers drawn
+        streams[row] = np.random.Generator(np.random.Philox(key=key, counter=counter)).random(length)
+    return torch.from_numpy(streams)
+
+
+def filter_logits(logits_BV: Tensor, *, top_k: int = -1, top_p: float = 1.0) -> Tensor:
+    """The logits with -inf for every token outside the top k and the smallest set of probability ``top_p``.
+
+    >>> filter_logits(torch.tensor([[0.5, 0.3, 0.2]]).log(), top_p=0.6).isinf().tolist()
+    [[False, False, True]]
+    """
+    if 0 < top_k < logits_BV.shape[-1]:
+        threshold_B1 = logits_BV.topk(top_k, dim=-1).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < threshold_B1, -torch.inf)
+    if top_p < 1.0:
+        sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
+        before_BV = sorted_BV.softmax(-1).cumsum(-1) - sorted_BV.softmax(-1)
+        dropped_BV = torch.zeros_like(order_BV, dtype=torch.bool).scatter(-1, order_BV, before_BV >= top_p)
+        logits_BV = logits_BV.masked_fill(dropped_BV, -torch.inf)
+    return logits_BV
+
+
+def _choose(logits_BV: Tensor, sampling: Sampling, uniforms_B: Tensor) -> Tensor:
+    if not sampling.do_sample:
+        return logits_BV.argmax(-1)
+    kept_BV = filter_logits(logits_BV / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p)
+    # Inverse of the distribution function, in float64: one number per token decides, in vocabulary order.
+    cumulative_BV = kept_BV.double().softmax(-1).cumsum(-1)
+    targets_B1 = uniforms_B[:, None].to(cumulative_BV) * cumulative_BV[:, -1:]
+    return torch.searchsorted(cumulative_BV, targets_B1, right=True).squeeze(-1).clamp(max=logits_BV.shape[-1] - 1)
+
+
+@torch.no_grad()
+def sample(
+    model: PreTrainedModel,
+    input_ids_BP: Tensor,
+    attention_mask_BP: Tensor,
+    *,
+    sampling: Sampling,
+    uniforms_BT: Tensor,
+    eos_token_ids: Collection[int],
+    pad_token_id: int,
+) -> Rollout:
+    """Continue each left-padded prompt until an end-of-sequence token or the width of ``uniforms_BT``.
+
+    Neighbouring rows with the same prompt share its prefill.
+    """
+    num_rows, length = uniforms_BT.shape
+    device = input_ids_BP.device
+    responses_BT = torch.full((num_rows, length), pad_token_id, dtype=torch.long, device=device)
+    mask_BT = torch.zeros_like(responses_BT)
+    log_probs_BT = torch.zeros((num_rows, length), device=device)
+    if not num_rows:
+        return Rollout(responses_BT, mask_BT, log_probs_BT)
+    eos = torch.tensor(sorted(eos_token_ids), device=device)
+    logits_BV, cache = _prefill(model, input_ids_BP, attention_mask_BP)
+    attention_BL = torch.cat([attention_mask_BP, torch.ones_like(responses_BT)], dim=1)
+    next_position_B = attention_mask_BP.sum(-1)
+    running_B = torch.ones(num_rows, dtype=torch.bool, device=device)
+    prompt_length = input_ids_BP.shape[1]
+    for t in range(length):
+        tokens_B = _choose(logits_BV, sampling, uniforms_BT[:, t].to(device))
+        chosen_B = log_probs_from_logits(logits_BV[:, None], tokens_B[:, None], temperature=sampling.temperature)[:, 0]
+        responses_BT[:, t] = torch.where(running_B, tokens_B, pad_token_id)
+        log_probs_BT[:, t] = torch.where(running_B, chosen_B, 0.0)
+        mask_BT[:, t] = running_B
+        running_B = running_B & ~torch.isin(tokens_B, eos)
+        if t + 1 == length or not running_B.any():
+            break
+        output = model(
+            responses_BT[:, t : t + 1],
+            attention_mask=attention_BL[:, : prompt_length + t + 1],
+            position_ids=(next_position_B + t)[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits_BV = output.logits[:, -1]
+    return Rollout(responses_BT, mask_BT, log_probs_BT)
+
+
+def _prefill(model: PreTrainedModel, input_ids_BP: Tensor, attention_mask_BP: Tensor) -> tuple[Tensor, DynamicCache]:
+    """Next-token logits ``(B, V)`` and the cache of all rows; each run of equal prompts is computed once."""
+    both_B2P = torch.cat([input_ids_BP, attention_mask_BP], dim=1)
+    unique_U2P, prompt_of_row_B = torch.unique_consecutive(both_B2P, dim=0, return_inverse=True)
+    ids_UP, mask_UP = unique_U2P.chunk(2, dim=1)
+    cache = DynamicCache(config=model.config)
+    output = model(
+        ids_UP,
+        attention_mask=mask_UP,
+        position_ids=position_ids(mask_UP),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    if len(unique_U2P) < len(both_B2P):
+        cache.batch_select_indices(prompt_of_row_B)
+    return output.logits[prompt_of_row_B, -1], cache

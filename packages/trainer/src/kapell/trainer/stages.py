@@ -1,0 +1,299 @@
+"""The stages of a step: each reads columns of the batch, makes new ones on workers or by a pure function, and is timed.
+
+A step (`kapell.trainer.steps`) is a sequence of them; they hold no state but the KL controller's weight.
+"""
+
+# B rows (prompts times samples), T response tokens
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
+
+import numpy as np
+import torch
+
+from kapell.protocol import DataProto
+from kapell.workergroup import WorkerGroup
+
+from .algorithms import BatchTotals, Metric, compute_advantages, kl_penalized_rewards, merge_metrics
+from .config import KLControlConfig
+from .metrics import add_metrics
+from .objectives import PolicyObjective, ValueObjective
+from .sampler import Sampling
+from .scoring import Scorer
+
+__all__ = ["AdaptiveKL", "StageSpec", "Stages", "UpdatePlan", "mini_batches", "stage", "stage_spec_of"]
+
+Params = ParamSpec("Params")
+StageMethod = Callable[Concatenate[Any, DataProto, Params], DataProto]
+
+_LABEL = "__kapell_stage__"
+_MODEL_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """What a stage is called in ``timing_s/<name>``, and the columns it needs and makes."""
+
+    name: str
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+def stage(
+    name: str, *, reads: tuple[str, ...] = (), writes: tuple[str, ...] = ()
+) -> Callable[[StageMethod[Params]], StageMethod[Params]]:
+    """Label a method from a batch to a batch as a stage: its columns are checked and its time is measured."""
+    spec = StageSpec(name=name, reads=reads, writes=writes)
+
+    def label(method: StageMethod[Params]) -> StageMethod[Params]:
+        @wraps(method)
+        def run(self: Any, batch: DataProto, *args: Params.args, **kwargs: Params.kwargs) -> DataProto:
+            _require_columns(spec, batch)
+            started = time.perf_counter()
+            result = method(self, batch, *args, **kwargs)
+            return add_metrics(result, {f"timing_s/{name}": Metric.sum(time.perf_counter() - started)})
+
+        setattr(run, _LABEL, spec)
+        return run
+
+    return label
+
+
+def stage_spec_of(method: Callable[..., Any]) -> StageSpec | None:
+    """The label of a stage; None for any other function."""
+    return getattr(method, _LABEL, None)
+
+
+def _require_columns(spec: StageSpec, batch: DataProto) -> None:
+    missing = [name for name in spec.reads if name not in batch.columns]
+    if not missing:
+        return
+    makers = [
+        label.name
+        for method in vars(Stages).values()
+        if (label := stage_spec_of(method)) is not None and missing[0] in label.writes
+    ]
+    hint = f"run the stage {' or '.join(makers)} first" if makers else "it comes with the prompts"
+    raise ValueError(
+        f"stage {spec.name!r} needs column {missing[0]!r}, which the batch does not have; {hint}. "
+        f"The batch has: {', '.join(sorted(batch.columns))}"
+    )
+
+
+class AdaptiveKL:
+    """The weight of the KL penalty in the reward: fixed, or steered towards a target (Ziegler et al., 1909.08593)."""
+
+    def __init__(self, config: KLControlConfig) -> None:
+        self._config = config
+        self.coefficient = config.kl_coef
+
+    def update(self, current_kl: float, num_rows: int) -> None:
+        """Move the weight after a batch of ``num_rows`` rows with that KL divergence."""
+        if self._config.type == "adaptive":
+            error = min(max(current_kl / self._config.target_kl - 1.0, -0.2), 0.2)
+            self.coefficient *= 1.0 + error * num_rows / self._config.horizon
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatePlan:
+    """How often and in what portions a batch is learned from."""
+
+    epochs: int = 1
+    """Passes over the batch."""
+    prompts_per_mini_batch: int
+    """Prompts, with all their samples, per optimizer step."""
+    micro_batch_size: int | None = None
+    """Rows per forward and backward pass on each worker."""
+    shuffle: bool = True
+    """Deal prompts anew each epoch."""
+
+
+@dataclass(kw_only=True)
+class Stages:
+    """The stages over their worker groups. ``critic`` and reference stages exist only where a step uses them."""
+
+    policy: WorkerGroup
+    """Workers with the methods of `kapell.trainer.workers.ActorRolloutRefWorker`."""
+    critic: WorkerGroup | None = None
+    """Workers with the methods of `kapell.trainer.workers.CriticWorker`."""
+    scorer: Scorer
+    """Turns responses into scores."""
+    samples_per_prompt: int
+    """Responses per prompt."""
+    sampling: Sampling
+    """How they are sampled."""
+    max_response_length: int
+    """Longest response in tokens."""
+    adv_estimator: str
+    """Name or import path of the advantage estimator."""
+    adv_options: Mapping[str, Any] = field(default_factory=dict)
+    """Its options, such as ``gamma``."""
+    policy_objective: PolicyObjective
+    """What the actor's update minimises."""
+    policy_plan: UpdatePlan
+    """In what portions."""
+    value_objective: ValueObjective = field(default_factory=ValueObjective)
+    """What the critic's update minimises."""
+    value_plan: UpdatePlan | None = None
+    """In what portions."""
+    use_reference: bool = False
+    """Whether steps need the reference's log-probabilities."""
+    kl_in_reward: AdaptiveKL | None = None
+    """The weight of the KL penalty in the reward; None for no penalty."""
+    kl_penalty: str = "kl"
+    """Its estimator."""
+    log_prob_micro_batch_size: int | None = None
+    """Rows per forward pass for log-probabilities, on each worker."""
+    value_micro_batch_size: int | None = None
+    """Rows per forward pass for values, on each worker."""
+    critic_warmup: int = 0
+    """First steps in which the actor does not learn."""
+    seed: int = 1
+    """Seed of sampling and of the order of mini-batches."""
+
+    @stage(
+        "gen",
+        reads=("prompts", "prompt_mask", "index"),
+        writes=("sample_id", "responses", "rollout_log_probs", "policy_version", *_MODEL_COLUMNS),
+    )
+    def generate(self, prompts: DataProto, step: int) -> DataProto:
+        """Sample responses: each prompt becomes ``samples_per_prompt`` rows."""
+        return self.sample(prompts, self.sampling, self.samples_per_prompt, step)
+
+    def sample(self, prompts: DataProto, sampling: Sampling, num_samples: int, step: int) -> DataProto:
+        """Responses to prompts, ``num_samples`` rows each, without a stage's bookkeeping."""
+        batch = prompts.repeat(num_samples, interleave=True) if num_samples > 1 else prompts
+        # From the prompt's place in its file, so that neither batching nor workers change what is sampled for it.
+        sample_id = batch.column("index") * num_samples + torch.arange(len(batch)) % num_samples
+        batch = batch.union(DataProto.from_dict(tensors={"sample_id": sample_id}))
+        rollout = self.policy.generate_sequences(
+            batch, sampling=sampling, max_new_tokens=self.max_response_length, seed=self.seed, step=step
+        )
+        return batch.union(rollout)
+
+    @stage(
+        "reward",
+        reads=("responses", "response_mask", "data_source", "ground_truth", "extra_info"),
+        writes=("rm_scores", "exact_match", "solution_str"),
+    )
+    def score(self, batch: DataProto) -> DataProto:
+        """Score each response."""
+        return self.scorer(batch)
+
+    @stage("old_log_prob", reads=_MODEL_COLUMNS, writes=("old_log_probs", "entropys"))
+    def old_log_probs(self, batch: DataProto) -> DataProto:
+        """Log-probabilities of the responses under the policy that sampled them."""
+        return batch.union(
+            self.policy.compute_log_prob(
+                batch, temperature=self.sampling.temperature, micro_batch_size=self.log_prob_micro_batch_size
+            )
+        )
+
+    @stage("ref", reads=_MODEL_COLUMNS, writes=("ref_log_prob",))
+    def ref_log_probs(self, batch: DataProto) -> DataProto:
+        """Log-probabilities of the responses under the frozen reference."""
+        return batch.union(
+            self.policy.compute_ref_log_prob(
+                batch, temperature=self.sampling.temperature, micro_batch_size=self.log_prob_micro_batch_size
+            )
+        )
+
+    @stage("values", reads=_MODEL_COLUMNS, writes=("values",))
+    def values(self, batch: DataProto) -> DataProto:
+        """The critic's value before each token."""
+        assert self.critic is not None
+        return batch.union(self.critic.compute_values(batch, micro_batch_size=self.value_micro_batch_size))
+
+    @stage("shape_rewards", reads=("rm_scores", "response_mask"), writes=("token_level_scores", "token_level_rewards"))
+    def shape_rewards(self, batch: DataProto) -> DataProto:
+        """Rewards per token: the scores, less the KL penalty where there is one."""
+        scores_BT = batch.column("rm_scores")
+        rewards_BT, metrics = scores_BT, {}
+        if self.kl_in_reward is not None:
+            coefficient = self.kl_in_reward.coefficient
+            rewards_BT, current = kl_penalized_rewards(
+                scores_BT,
+                batch.column("old_log_probs"),
+                batch.column("ref_log_prob"),
+                batch.column("response_mask"),
+                beta=coefficient,
+                kind=self.kl_penalty,
+            )
+            self.kl_in_reward.update(current, len(batch))
+            metrics = {
+                "actor/reward_kl_penalty": Metric.mean(current, weight=len(batch)),
+                "actor/reward_kl_penalty_coeff": Metric.mean(coefficient, weight=1),
+            }
+        columns = {"token_level_scores": scores_BT, "token_level_rewards": rewards_BT}
+        return add_metrics(batch.union(DataProto.from_dict(tensors=columns)), metrics)
+
+    @stage("adv", reads=("token_level_rewards", "response_mask", "uid"), writes=("advantages", "returns"))
+    def advantages(self, batch: DataProto) -> DataProto:
+        """Advantages and returns by the estimator."""
+        columns = {name: batch.column(name) for name in batch.columns}
+        result = compute_advantages(self.adv_estimator, columns, self.adv_options)
+        made = DataProto.from_dict(tensors={"advantages": result.advantages, "returns": result.returns})
+        return add_metrics(batch.union(made), result.metrics)
+
+    @stage("update_critic", reads=(*_MODEL_COLUMNS, "values", "returns"))
+    def update_critic(self, batch: DataProto, step: int) -> DataProto:
+        """Move the critic towards the returns."""
+        assert self.critic is not None
+        assert self.value_plan is not None
+        return self._update(self.critic, batch, self.value_objective, self.value_plan, step, "critic")
+
+    @stage("update_actor", reads=(*_MODEL_COLUMNS, "old_log_probs", "advantages"))
+    def update_actor(self, batch: DataProto, step: int) -> DataProto:
+        """Move the policy along the advantages, once the critic has warmed up."""
+        if step <= self.critic_warmup:
+            return batch
+        return self._update(self.policy, batch, self.policy_objective, self.policy_plan, step, "actor")
+
+    def _update(
+        self,
+        group: WorkerGroup,
+        batch: DataProto,
+        objective: PolicyObjective | ValueObjective,
+        plan: UpdatePlan,
+        step: int,
+        role: str,
+    ) -> DataProto:
+        needed = batch.select(batch_keys=objective.columns)
+        # Every call is sent before the first result is read, so that workers never wait for the controller.
+        calls = []
+        for rows in mini_batches(batch.non_tensor_batch["uid"], plan, seed=(self.seed, step)):
+            mini = needed.select_idxs(rows)
+            totals = replace(BatchTotals.of(mini.column("response_mask")), dp_size=group.world_size)
+            gradients = group.forward_backward.options(blocking=False)(
+                mini, objective=objective, totals=totals, micro_batch_size=plan.micro_batch_size
+            )
+            calls.append((gradients, group.optimizer_step.options(blocking=False)()))
+        parts: list[Mapping[str, Metric]] = []
+        for gradients, moved in calls:
+            parts += gradients.get()
+            parts.append({f"{role}/{name}": Metric.mean(value, weight=1) for name, value in moved.get().items()})
+        return add_metrics(batch, merge_metrics(parts))
+
+
+def mini_batches(uid: np.ndarray, plan: UpdatePlan, *, seed: tuple[int, ...]) -> Iterator[list[int]]:
+    """Row numbers of each mini-batch, over all epochs; the rows of a prompt stay together.
+
+    >>> list(mini_batches(np.array(["a", "a", "b"]), UpdatePlan(prompts_per_mini_batch=1, shuffle=False), seed=(1,)))
+    [[0, 1], [2]]
+    """
+    rows_of: dict[Any, list[int]] = {}
+    for row, key in enumerate(uid):
+        rows_of.setdefault(key, []).append(row)
+    groups = list(rows_of.values())
+    for epoch in range(plan.epochs):
+        order = np.arange(len(groups))
+        if plan.shuffle:
+            order = np.random.default_rng((*seed, epoch)).permutation(order)
+        for start in range(0, len(order), plan.prompts_per_mini_batch):
+            chosen = order[start : start + plan.prompts_per_mini_batch]
+            yield [row for index in chosen for row in groups[index]]

@@ -1,0 +1,207 @@
+"""The roles of a run as workers: the policy, which samples, is updated and keeps its reference, and the critic."""
+
+# B rows, P padded prompt tokens, T response tokens, L = P + T
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from kapell.decorators import Dispatch, Reduction, register
+from kapell.protocol import DataProto
+from kapell.workergroup import Worker
+
+from .algorithms import BatchTotals, Metric, position_ids
+from .collective import join_collective
+from .config import OptimConfig
+from .engine import MODEL_COLUMNS, Columns, TrainEngine, micro_batches, policy_forward, value_forward
+from .objectives import PolicyObjective, ValueObjective
+from .sampler import Sampling, sample, sample_streams
+
+__all__ = ["ActorRolloutRefWorker", "CriticWorker", "TrainWorker"]
+
+
+class TrainWorker(Worker):
+    """A worker with a model under training, the same on every rank.
+
+    ``build_model`` is called on each rank and must give equal weights on all.
+    """
+
+    role = "model"
+
+    def __init__(
+        self,
+        build_model: Callable[[], PreTrainedModel],
+        optim: OptimConfig,
+        *,
+        grad_clip: float = 1.0,
+        total_optimizer_steps: int | None = None,
+        torch_threads: int = 1,
+    ) -> None:
+        super().__init__()
+        torch.set_num_threads(torch_threads)
+        self.engine = TrainEngine(
+            build_model(),
+            optim,
+            grad_clip=grad_clip,
+            total_steps=total_optimizer_steps,
+            collective=join_collective(
+                self.role, rank=self.rank, world_size=self.world_size, address=self.get_master_addr_port()
+            ),
+        )
+
+    @register(Dispatch.DP_COMPUTE_PROTO, collect=Reduction.LIST)
+    def forward_backward(
+        self,
+        batch: DataProto,
+        *,
+        objective: PolicyObjective | ValueObjective,
+        totals: BatchTotals,
+        micro_batch_size: int | None = None,
+    ) -> dict[str, Metric]:
+        """Gradients of a mini-batch, averaged over the ranks; ``totals`` counts the whole mini-batch."""
+        return self.engine.forward_backward(
+            _tensors(batch),
+            lambda columns: objective(self.engine.model, columns, totals),
+            micro_batch_size=micro_batch_size,
+        )
+
+    @register(Dispatch.ONE_TO_ALL, collect=Reduction.FIRST)
+    def optimizer_step(self) -> dict[str, float]:
+        """Move the weights. Returns ``grad_norm``, before clipping, and ``lr``."""
+        return self.engine.step()
+
+    @register(Dispatch.RANK_ZERO)
+    def save_model(self, folder: str | Path) -> None:
+        """Write the model in Hugging Face format."""
+        self.engine.model.save_pretrained(folder)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def weights_norm(self) -> float:
+        """Norm of all weights, which is the same on every rank."""
+        return torch.cat([weight.detach().reshape(-1) for weight in self.engine.model.parameters()]).norm().item()
+
+
+class ActorRolloutRefWorker(TrainWorker):
+    """The policy in its three roles, on one copy of the weights; the reference is a second, frozen copy."""
+
+    role = "actor"
+
+    def __init__(
+        self,
+        build_model: Callable[[], PreTrainedModel],
+        optim: OptimConfig,
+        *,
+        eos_token_ids: Collection[int],
+        pad_token_id: int,
+        with_reference: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(build_model, optim, **options)
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._pad_token_id = pad_token_id
+        self._reference = build_model().requires_grad_(False) if with_reference else None
+        self._version = 0
+
+    @register(
+        Dispatch.DP_COMPUTE_PROTO,
+        reads=("prompts", "prompt_mask", "sample_id"),
+        writes=(
+            "responses",
+            "response_mask",
+            "rollout_log_probs",
+            "input_ids",
+            "attention_mask",
+            "position_ids",
+            "policy_version",
+        ),
+    )
+    def generate_sequences(
+        self, batch: DataProto, *, sampling: Sampling, max_new_tokens: int, seed: int, step: int
+    ) -> DataProto:
+        """Continue each prompt; ``sample_id`` with seed and step chooses the row's random numbers."""
+        columns = _tensors(batch)
+        prompts_BP, prompt_mask_BP = columns["prompts"], columns["prompt_mask"]
+        rollout = sample(
+            self.engine.model,
+            prompts_BP,
+            prompt_mask_BP,
+            sampling=sampling,
+            uniforms_BT=sample_streams(seed, step, columns["sample_id"].tolist(), max_new_tokens),
+            eos_token_ids=self._eos_token_ids,
+            pad_token_id=self._pad_token_id,
+        )
+        attention_mask_BL = torch.cat([prompt_mask_BP, rollout.response_mask], dim=1)
+        return DataProto.from_dict(
+            tensors={
+                "responses": rollout.responses,
+                "response_mask": rollout.response_mask,
+                "rollout_log_probs": rollout.rollout_log_probs,
+                "input_ids": torch.cat([prompts_BP, rollout.responses], dim=1),
+                "attention_mask": attention_mask_BL,
+                "position_ids": position_ids(attention_mask_BL),
+                "policy_version": torch.full((len(batch),), self._version),
+            }
+        )
+
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=(*MODEL_COLUMNS, "response_mask"), writes=("old_log_probs", "entropys"))
+    def compute_log_prob(
+        self, batch: DataProto, *, temperature: float, micro_batch_size: int | None = None
+    ) -> DataProto:
+        """Log-probabilities of the responses, and the entropy at each token, under the current weights."""
+        old_log_probs, entropys = self._log_probs(self.engine.model, batch, temperature, micro_batch_size)
+        return DataProto.from_dict(tensors={"old_log_probs": old_log_probs, "entropys": entropys})
+
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=(*MODEL_COLUMNS, "response_mask"), writes=("ref_log_prob",))
+    def compute_ref_log_prob(
+        self, batch: DataProto, *, temperature: float, micro_batch_size: int | None = None
+    ) -> DataProto:
+        """Log-probabilities of the responses under the frozen reference."""
+        if self._reference is None:
+            raise RuntimeError("this worker has no reference model; build it with with_reference=True")
+        log_probs, _ = self._log_probs(self._reference, batch, temperature, micro_batch_size)
+        return DataProto.from_dict(tensors={"ref_log_prob": log_probs})
+
+    @register(Dispatch.ONE_TO_ALL, collect=Reduction.FIRST)
+    def optimizer_step(self) -> dict[str, float]:
+        """Move the weights, which makes a new policy version. Returns ``grad_norm``, before clipping, and ``lr``."""
+        self._version += 1
+        return self.engine.step()
+
+    @torch.no_grad()
+    def _log_probs(
+        self, model: PreTrainedModel, batch: DataProto, temperature: float, micro_batch_size: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        columns = _tensors(batch)
+        mask_BT = columns["response_mask"]
+        parts = [
+            policy_forward(model, micro, temperature=temperature, with_entropy=True)
+            for micro in micro_batches(columns, micro_batch_size)
+        ]
+        log_probs_BT = torch.cat([log_probs for log_probs, _ in parts]) if parts else mask_BT.float()
+        entropy_BT = torch.cat([entropy for _, entropy in parts if entropy is not None]) if parts else mask_BT.float()
+        return log_probs_BT * mask_BT, entropy_BT * mask_BT
+
+
+class CriticWorker(TrainWorker):
+    """The value model."""
+
+    role = "critic"
+
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=(*MODEL_COLUMNS, "response_mask"), writes=("values",))
+    @torch.no_grad()
+    def compute_values(self, batch: DataProto, *, micro_batch_size: int | None = None) -> DataProto:
+        """The value before each response token."""
+        columns = _tensors(batch)
+        mask_BT = columns["response_mask"]
+        parts = [value_forward(self.engine.model, micro) for micro in micro_batches(columns, micro_batch_size)]
+        values_BT = torch.cat(parts) if parts else mask_BT.float()
+        return DataProto.from_dict(tensors={"values": values_BT * mask_BT})
+
+
+def _tensors(batch: DataProto) -> Columns:
+    return {name: batch.column(name) for name in batch.columns if name not in batch.non_tensor_batch}
