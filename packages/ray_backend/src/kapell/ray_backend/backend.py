@@ -30,11 +30,15 @@ class RayBackend(Backend):
         self._groups: list[WorkerGroup] = []
         self._pools: list[RayResourcePool] = []
 
+    def start(self) -> None:
+        """Join or start Ray now rather than at the first pool. Harmless when repeated."""
+        self._started |= ensure_ray(**self._options)
+
     def resource_pool(
         self, process_on_nodes: Sequence[int], *, use_gpu: bool = False, **options: Any
     ) -> RayResourcePool:
         """A pool on CPUs, or on accelerators with ``use_gpu``; ``options`` are those of `RayResourcePool`."""
-        self._started |= ensure_ray(**self._options)
+        self.start()
         pool = RayResourcePool(process_on_nodes, use_gpu, **options)
         self._pools.append(pool)
         return pool

@@ -1,76 +1,64 @@
-"""A worker's exception on its way to the controller: never lost, whatever it holds."""
+"""A worker's exception on its way out of Ray: as itself also when only its value, not its name, can travel."""
 
 from __future__ import annotations
 
+import io
 import pickle
-import traceback
 from typing import Any
 
 from ray import cloudpickle
+from ray.exceptions import RayError, RayTaskError
 
-from kapell.workergroup import RemoteError
+from kapell.workergroup import LostWorker, PackedError, pack_error
 
-__all__ = ["RemoteFailure"]
+__all__ = ["leaving_error", "lost_worker", "own_error"]
 
 
-class RemoteFailure(Exception):  # noqa: N818 - what Ray carries from a worker; callers get the exception inside
-    """Raised inside the worker's process in place of the method's own exception, which it holds as text and, if it can
-    be pickled, as itself.
+def leaving_error(error: BaseException) -> PackedError:
+    """What to raise in the worker's process for ``error``.
+
+    Classes of a script or of a test file are known here only by value, so they are sent back by value.
     """
-
-    def __init__(
-        self, type_name: str, message: str, traceback_text: str, pickled: bytes | None, cause: Any = None
-    ) -> None:
-        super().__init__(type_name, message, traceback_text, pickled, cause)
-        self.type_name = type_name
-        self.message = message
-        self.traceback_text = traceback_text
-        self.pickled = pickled
-        self.cause = cause
-
-    def __str__(self) -> str:
-        return f"{self.type_name}: {self.message}\n{self.traceback_text}"
-
-    @classmethod
-    def of(cls, error: BaseException) -> RemoteFailure:
-        """Pack the exception with the traceback of its whole chain."""
-        return cls._pack(error, "".join(traceback.format_exception(error)))
-
-    @classmethod
-    def _pack(cls, error: BaseException, text: str) -> RemoteFailure:
-        try:
-            pickled = cloudpickle.dumps(error)
-        except Exception:  # a lock, a socket, a generator: the text must do
-            pickled = None
-        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        packed_cause = None if cause is None else cls._pack(cause, "")
-        return cls(type(error).__name__, _text_of(error), text, pickled, packed_cause)
-
-    def restore(self) -> Exception:
-        """The worker's exception with its cause and, as a note, its traceback; `RemoteError` when that fails."""
-        error = self._rebuilt()
-        if error is None:
-            error = RemoteError(self.type_name, self.message, self.traceback_text)
-        elif self.traceback_text:
-            error.add_note(f"\nTraceback in the worker:\n{self.traceback_text.rstrip()}")
-        if self.cause is not None:
-            error.__cause__ = self.cause.restore()
-        return error
-
-    def _rebuilt(self) -> Exception | None:
-        if self.pickled is None:
-            return None
-        try:
-            error = pickle.loads(self.pickled)
-            same = type(error).__name__ == self.type_name and _text_of(error) == self.message
-        except Exception:  # such as an __init__ that does not take what args holds
-            return None
-        # SystemExit and its like ended the worker's call, they must not end the controller.
-        return error if same and isinstance(error, Exception) else None
-
-
-def _text_of(error: BaseException) -> str:
+    packed = pack_error(error)
+    if packed.payload is not None or not isinstance(error, Exception):
+        return packed
     try:
-        return str(error)
-    except Exception as broken:  # a faulty __str__ must not hide the error
-        return f"<no message: its __str__ raised {type(broken).__name__}>"
+        payload = _by_value(error)
+        back = pickle.loads(payload)
+        same = type(back) is type(error) and str(back) == str(error)
+    except Exception:  # whatever the exception's own members raise; its text travels in any case
+        return packed
+    return PackedError(payload, packed.stand_in) if same else packed
+
+
+def own_error(error: RayTaskError) -> Exception:
+    """The exception that the worker raised, out of what Ray made of it."""
+    cause = error.cause
+    if isinstance(cause, PackedError):
+        return cause.unpack()
+    return cause if isinstance(cause, Exception) else error
+
+
+def lost_worker(error: RayError, node: str) -> LostWorker:
+    """What Ray knows about the death of a worker's process."""
+    return LostWorker(str(error).strip(), node)
+
+
+class _ErrorPickler(cloudpickle.CloudPickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, BaseException) and type(obj).__reduce__ is BaseException.__reduce__:
+            return _restore, (type(obj), obj.args), obj.__dict__ or None
+        return super().reducer_override(obj)
+
+
+def _by_value(error: Exception) -> bytes:
+    stream = io.BytesIO()
+    _ErrorPickler(stream).dump(error)
+    return stream.getvalue()
+
+
+def _restore(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """Make the exception without its constructor, which may want other arguments than ``args`` holds."""
+    error = cls.__new__(cls, *args)
+    error.args = args
+    return error

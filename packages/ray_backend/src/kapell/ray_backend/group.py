@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from uuid import uuid4
 
 import ray
 
-from kapell.workergroup import ClassWithInitArgs, WorkerGroup, colocated_roles
+from kapell.workergroup import ClassWithInitArgs, PendingCall, WorkerGroup, colocated_roles
 
 from .classes import RayClassWithInitArgs
+from .pending import RayPendingCall
 from .pools import RayResourcePool
 from .starting import GroupStart, Starter
 from .workers import RayWorkers
@@ -19,7 +21,14 @@ __all__ = ["RayWorkerGroup"]
 
 
 class RayWorkerGroup(WorkerGroup):
-    """One Ray actor per process of ``resource_pool``, driven as one."""
+    """One Ray actor per process of ``resource_pool``, driven as one.
+
+    The constructor is verl's. ``options`` are Ray options of the actors (``max_concurrency``, ``runtime_env``, ...);
+    ``worker_names`` or ``worker_handles`` attach to running workers instead of starting some. ``timeout`` bounds every
+    call that sets none itself, ``start_timeout`` the constructors.
+    """
+
+    pending_call_class: ClassVar[type[PendingCall[Any]]] = RayPendingCall
 
     def __init__(
         self,
@@ -41,13 +50,14 @@ class RayWorkerGroup(WorkerGroup):
         master_port_range: Sequence[int] | None = None,
         profile_steps: Sequence[int] | None = None,
         worker_nsight_options: Mapping[str, Any] | None = None,
+        timeout: float = math.inf,
         start_timeout: float = 1800.0,
     ) -> None:
         self.name_prefix = name_prefix if name_prefix is not None else f"{uuid4().hex[:6]}_"
         self.device_name = device_name
         self._starter: Starter | None = None
         if worker_names is not None or worker_handles is not None:
-            self._attach(ray_cls_with_init, worker_names, worker_handles, role)
+            self._attach(ray_cls_with_init, worker_names, worker_handles, role, timeout)
             return
         if resource_pool is None or ray_cls_with_init is None:
             raise ValueError(
@@ -78,11 +88,11 @@ class RayWorkerGroup(WorkerGroup):
             )
         )
         actors = starter.start_all()
-        workers = RayWorkers(actors, role=role, facts=starter.facts, restart=starter.start_one)
+        workers = RayWorkers(actors, role=role, facts=starter.facts, envs=starter.envs, restart=starter.start_one)
         self._starter = starter
         self._names = starter.names
         self.resource_pool = resource_pool  # keeps the reservation's owner alive
-        super().__init__(workers, ray_cls_with_init.worker_class, role=role, roles=colocated_roles(ray_cls_with_init))
+        self._become(workers, ray_cls_with_init, role, timeout)
 
     def _attach(
         self,
@@ -90,6 +100,7 @@ class RayWorkerGroup(WorkerGroup):
         names: Sequence[str] | None,
         handles: Sequence[Any] | None,
         role: str,
+        timeout: float,
     ) -> None:
         # Ray holds get_actor() handles weakly only; the group keeps these as long as it lives.
         actors = list(handles) if handles is not None else [ray.get_actor(name) for name in names or ()]
@@ -99,7 +110,11 @@ class RayWorkerGroup(WorkerGroup):
             cls_with_init = ray.get(actors[0].describe.remote())
         workers = RayWorkers(actors, role=role, facts=ray.get([actor.facts.remote() for actor in actors]), owned=False)
         self._names = list(names or ())
-        super().__init__(workers, cls_with_init.worker_class, role=role, roles=colocated_roles(cls_with_init))
+        self._become(workers, cls_with_init, role, timeout)
+
+    def _become(self, workers: RayWorkers, cls_with_init: ClassWithInitArgs, role: str, timeout: float) -> None:
+        roles = colocated_roles(cls_with_init)
+        super().__init__(workers, cls_with_init.worker_class, role=role, roles=roles, timeout=timeout)
 
     @classmethod
     def from_detached(

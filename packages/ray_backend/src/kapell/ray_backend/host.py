@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
-from kapell.workergroup import ClassWithInitArgs, invoke
+from kapell.workergroup import CallRunner, ClassWithInitArgs, RunTime, invoke
+from kapell.workergroup.answering import RUN_TIMES
 
-from .failures import RemoteFailure
+from .failures import leaving_error
 from .rendezvous import PortClaim, claim_port
 from .shipping import shipped, unpack
 
@@ -39,8 +41,8 @@ class WorkerHost:
     """One worker process. Ray gives it its place first; its rank follows from that."""
 
     def __init__(self, title: str) -> None:
-        self._worker: Any = None
         self._title = title
+        self._runner: CallRunner | None = None
         self._claim: PortClaim | None = None
         self._cls_with_init: ClassWithInitArgs | None = None
 
@@ -53,22 +55,41 @@ class WorkerHost:
 
     def claim(self, ports: Sequence[int] | None) -> int:
         """Claim a port of this node for the group's rendezvous; held as long as this process lives."""
-        self._claim = claim_port(ports)
+        try:
+            self._claim = claim_port(ports)
+        except Exception as error:
+            raise leaving_error(error) from None
         return self._claim.port
 
     def build(self, env: Mapping[str, str], packed: Any) -> None:
-        """Build the worker. Raises `RemoteFailure`."""
+        """Build the worker, which ``packed`` describes. Raises its constructor's error, packed."""
         os.environ.update(env)
         self._see_own_device()
         if self._claim is not None:
             self._claim.release_for_server()
         try:
-            # Small ones come packed; larger ones were put once for all ranks, and Ray has opened them.
-            cls_with_init = unpack(packed[0], packed[1:]) if isinstance(packed, tuple | list) else packed
-            self._cls_with_init = cls_with_init
-            self._worker = cls_with_init.worker_class(*cls_with_init.args, **cls_with_init.kwargs)
+            # A small one comes packed; a larger one was put once for all ranks, and Ray has opened it.
+            made = unpack(packed[0], packed[1], packed[2:]) if isinstance(packed, tuple | list) else packed
+            self._cls_with_init = made
+            self._runner = self._make_runner(made.worker_class(*made.args, **made.kwargs))
         except BaseException as error:
-            raise RemoteFailure.of(error) from None
+            raise leaving_error(error) from None
+
+    def describe(self) -> Any:
+        """The class that runs here, with its arguments, for a program that attaches to the group."""
+        return shipped(self._cls_with_init)
+
+    def call(self, head: Sequence[Any], *values: Any) -> Any:
+        """Run a call: ``head`` says which, ``values`` are its arguments, named ones last. See `RayWorkers.submit`."""
+        assert self._runner is not None
+        try:
+            args, kwargs, options = _opened(head, values)
+            return shipped(self._runner.run(head[0], args, kwargs, **options))
+        except BaseException as error:
+            raise leaving_error(error) from None
+
+    def _make_runner(self, worker: Any) -> CallRunner:
+        return CallRunner(worker)
 
     def _see_own_device(self) -> None:
         """Where Ray must leave visible devices alone, all are visible: the local rank is then the device's id."""
@@ -76,22 +97,6 @@ class WorkerHost:
             devices = self.facts().devices
             if devices:
                 os.environ["LOCAL_RANK"] = devices[0]
-
-    def describe(self) -> Any:
-        """The class that runs here, with its arguments, for a program that attaches to the group."""
-        return shipped(self._cls_with_init)
-
-    def call(self, head: Sequence[Any], *values: Any) -> Any:
-        """Run a call; ``head``: method, role, whether the result is wanted, keyword names, which values are packed."""
-        try:
-            method, target, wanted = head[:3]
-            args, kwargs = _arguments(head, values)
-            result = invoke(self._worker, target, method, args, kwargs)
-            if inspect.iscoroutine(result):
-                result = _finish(result)
-            return shipped(result) if wanted else None
-        except BaseException as error:
-            raise RemoteFailure.of(error) from None
 
     def __repr__(self) -> str:
         return self._title
@@ -102,28 +107,50 @@ class AsyncWorkerHost(WorkerHost):
 
     async def call(self, head: Sequence[Any], *values: Any) -> Any:
         """As `WorkerHost.call`; awaits async methods."""
+        assert isinstance(self._runner, _LoopRunner)
         try:
-            method, target, wanted = head[:3]
-            args, kwargs = _arguments(head, values)
-            result = invoke(self._worker, target, method, args, kwargs)
+            args, kwargs, options = _opened(head, values)
+            return shipped(await self._runner.run_async(head[0], args, kwargs, **options))
+        except BaseException as error:
+            raise leaving_error(error) from None
+
+    def _make_runner(self, worker: Any) -> CallRunner:
+        return _LoopRunner(worker)
+
+
+class _LoopRunner(CallRunner):
+    """Awaits async methods on the actor's own event loop instead of one call after the other."""
+
+    async def run_async(
+        self,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        target: str,
+        wanted: bool,
+        number: int,
+        trace: str,
+    ) -> Any:
+        if method == RUN_TIMES:
+            return self.take_run_times()
+        started = time.time()
+        try:
+            result = invoke(self.worker, target, method, args, kwargs)
             if inspect.iscoroutine(result):
                 result = await result
-            return shipped(result) if wanted else None
-        except BaseException as error:
-            raise RemoteFailure.of(error) from None
+        finally:
+            self._log.append(RunTime(number, started, time.time()))
+        return result if wanted else None
 
 
-def _arguments(head: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    names, packed = head[3], head[4]
+def _opened(head: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+    """Arguments, keyword arguments and options of `CallRunner.run`."""
+    _, target, wanted, number, trace, names, packed = head
     opened = [
-        unpack(value[0], value[1:]) if is_packed else value for value, is_packed in zip(values, packed, strict=True)
+        unpack(value[0], value[1], value[2:]) if is_packed else value
+        for value, is_packed in zip(values, packed, strict=True)
     ]
     first_named = len(opened) - len(names)
-    return opened[:first_named], dict(zip(names, opened[first_named:], strict=True))
-
-
-def _finish(coroutine: Any) -> Any:
-    """Run a coroutine to its end in a host that has no event loop."""
-    import asyncio  # only here: most workers have no async method
-
-    return asyncio.run(coroutine)
+    options = {"target": target, "wanted": wanted, "number": number, "trace": trace}
+    return opened[:first_named], dict(zip(names, opened[first_named:], strict=True)), options

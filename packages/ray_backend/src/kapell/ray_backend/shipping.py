@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import ray
@@ -20,6 +22,9 @@ from .importing import send_by_value_if_needed
 __all__ = ["HoldsReferencesError", "Packed", "Shipped", "pack", "parallel_put", "shipped", "unpack"]
 
 _MAX_PUT_THREADS = 16  # more threads than this only queue at the object store
+# By name: a program, or a worker, that has no tensors need not load torch.
+_WIRE = "kapell.protocol.wire"
+_LIBRARIES = frozenset({"torch", "numpy", "tensordict"})
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -27,6 +32,8 @@ class Packed(NamedTuple):
     """A value as one pickle and the buffers of its arrays and tensors, which are still the sender's memory."""
 
     head: bytes
+    private: bool
+    """Whether reading the pickle makes private copies of the buffers by itself."""
     buffers: list[pickle.PickleBuffer]
 
     @property
@@ -40,17 +47,19 @@ def pack(value: Any, *, references: bool = False) -> Packed:
 
     Raises `HoldsReferencesError` for a value with Ray references inside, unless Ray itself is asking (``references``).
     """
+    if _WIRE in sys.modules:
+        value = sys.modules[_WIRE].pack(value)  # a whole container at once shares memory that appears twice
     stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
     pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
     pickler.references = references
     pickler.dump(value)
-    return Packed(stream.getvalue(), buffers)
+    return Packed(stream.getvalue(), "torch" in sys.modules, buffers)
 
 
-def unpack(head: bytes, buffers: Sequence[Any]) -> Any:
+def unpack(head: bytes, private: bool, buffers: Sequence[Any]) -> Any:
     """The value, over private copies of ``buffers``."""
-    return pickle.loads(head, buffers=[_private(buffer) for buffer in buffers])
+    return pickle.loads(head, buffers=buffers if private else [bytearray(memoryview(buffer)) for buffer in buffers])
 
 
 class HoldsReferencesError(TypeError):
@@ -66,7 +75,7 @@ class Shipped:
         self.packed = packed
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _arrive, (self.packed.head, *self.packed.buffers)
+        return _arrive, (self.packed.head, self.packed.private, *self.packed.buffers)
 
 
 class _WithReferences:
@@ -79,7 +88,7 @@ class _WithReferences:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         packed = pack(self.value, references=True)
-        return _arrive, (packed.head, *packed.buffers)
+        return _arrive, (packed.head, packed.private, *packed.buffers)
 
 
 def shipped(value: Any) -> Any:
@@ -104,12 +113,8 @@ def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> li
         return list(pool.map(lambda value: ray.put(shipped(value)), data_list))
 
 
-def _arrive(head: bytes, *buffers: Any) -> Any:
-    return unpack(head, buffers)
-
-
-def _private(buffer: Any) -> bytearray:
-    return bytearray(memoryview(buffer))
+def _arrive(head: bytes, private: bool, *buffers: Any) -> Any:
+    return unpack(head, private, buffers)
 
 
 class _Pickler(cloudpickle.CloudPickler):
@@ -120,4 +125,8 @@ class _Pickler(cloudpickle.CloudPickler):
             raise HoldsReferencesError("the value holds Ray references")
         if isinstance(obj, type) or callable(obj):
             send_by_value_if_needed(getattr(obj, "__module__", None))
+        elif "torch" in sys.modules and type(obj).__module__.partition(".")[0] in _LIBRARIES:
+            standin = import_module(_WIRE).pack(obj)
+            if standin is not obj:
+                return standin.__reduce_ex__(5)
         return super().reducer_override(obj)

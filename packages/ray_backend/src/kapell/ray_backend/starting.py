@@ -14,12 +14,13 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from kapell.workergroup import ClassWithInitArgs, RankContext, WorkerFailedError, colocated_roles, placement_env
+from kapell.workergroup import ClassWithInitArgs, colocated_roles, failed_start, placement_env
 
+from .failures import lost_worker, own_error
 from .host import AsyncWorkerHost, HostFacts, WorkerHost
 from .ordering import node_key, order_places, seats
 from .pools import RayResourcePool
-from .workers import Inline, lost_worker, own_error, pack_argument
+from .workers import Inline, pack_argument
 
 __all__ = ["GroupStart", "StartTimeoutError", "Starter"]
 
@@ -213,7 +214,7 @@ class Starter:
         """The answers of all; the failures of all that failed, shortly after the first one did."""
         ranks = {ref: first_rank + position for position, ref in enumerate(refs)}
         answers: dict[int, Any] = {}
-        failures: list[tuple[RankContext, Exception]] = []
+        failures: dict[int, Exception] = {}
         began = reported = time.monotonic()
         pending = list(refs)
         while pending:
@@ -223,9 +224,9 @@ class Starter:
                 try:
                     answers[ranks[ref]] = ray.get(ref)
                 except RayTaskError as error:
-                    failures.append((RankContext(self._start.role, ranks[ref], stage), own_error(error)))
+                    failures[ranks[ref]] = own_error(error)
                 except RayError as error:
-                    failures.append((RankContext(self._start.role, ranks[ref], stage), lost_worker(error, "")))
+                    failures[ranks[ref]] = lost_worker(error, "")
                 if failures:
                     deadline = min(deadline, time.monotonic() + _FAILURE_GRACE_SECONDS)
             now = time.monotonic()
@@ -237,7 +238,7 @@ class Starter:
                 logger.warning("%s: waiting %.0f s for the %s of ranks %s", self._start.role, now - began, stage, late)
         late = [ranks[ref] for ref in pending]
         if failures:
-            raise WorkerFailedError.of(failures, world_size=len(self._places), results=answers, unfinished=late)
+            raise failed_start(self._start.role, len(self._places), failures)
         if late:
             raise StartTimeoutError(self._start.role, stage, time.monotonic() - began, late)
         return [answers[ranks[ref]] for ref in refs]

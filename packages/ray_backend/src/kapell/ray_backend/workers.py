@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from kapell.decorators import is_future
-from kapell.workergroup import LostWorker, RankCall, Workers
+from kapell.workergroup import RankCall, Workers
 
-from .failures import RemoteFailure
+from .failures import lost_worker, own_error
 from .host import HostFacts
 from .shipping import HoldsReferencesError, Shipped, pack, shipped
 
-__all__ = ["Inline", "RayWorkers", "lost_worker", "own_error", "pack_argument"]
+__all__ = ["Inline", "RayWorkers", "pack_argument"]
 
 _INLINE_BYTES = 64 * 1024  # below Ray's own limit of 100 kB, from where on it would put the argument for each rank anew
 _PLAIN = (bool, int, float, str, type(None))
-_ALIVE_SECONDS = 5.0
+_BUSY_AFTER_SECONDS = 1.0  # a dead process is known at once, an idle one answers in milliseconds
 
 
 class RayWorkers(Workers[ray.ObjectRef]):
@@ -31,15 +32,16 @@ class RayWorkers(Workers[ray.ObjectRef]):
         *,
         role: str,
         facts: Sequence[HostFacts] = (),
+        envs: Sequence[Mapping[str, str]] = (),
         owned: bool = True,
         restart: Callable[[int], Any] | None = None,
     ) -> None:
         self.actors = list(actors)
         self._role = role
         self._facts = list(facts)
+        self._envs = list(envs)
         self._owned = owned
         self._restart = restart
-        self._rank_of: dict[Any, int] = {}
 
     @property
     def world_size(self) -> int:
@@ -55,14 +57,15 @@ class RayWorkers(Workers[ray.ObjectRef]):
         names = tuple(call.kwargs)
         values = [*call.args, *call.kwargs.values()]
         packed = [type(value) is Inline for value in values]
-        head = (call.method, call.target, call.wanted, names, packed)
+        head = (call.method, call.target, call.wanted, call.number, call.trace, names, packed)
         sent = [value.parts if inline else value for value, inline in zip(values, packed, strict=True)]
         return self.actors[call.rank].call.remote(head, *sent)
 
     def wait(self, handles: Sequence[ray.ObjectRef], timeout: float | None) -> list[ray.ObjectRef]:
         """All that are done by the time that one is."""
-        pending = list(handles)
-        done, rest = ray.wait(pending, num_returns=1, timeout=timeout)
+        if not handles:
+            return []
+        done, rest = ray.wait(list(handles), num_returns=1, timeout=timeout)
         if done and rest:
             more, _ = ray.wait(rest, num_returns=len(rest), timeout=0)
             done += more
@@ -81,16 +84,16 @@ class RayWorkers(Workers[ray.ObjectRef]):
     def fetch_all(self, handles: Sequence[ray.ObjectRef], timeout: float | None) -> list[Any] | None:
         """All results in one request to Ray; None when one failed or the time is up."""
         try:
-            return ray.get(list(handles), timeout=timeout)
+            return ray.get(list(handles), timeout=None if timeout is None or timeout == math.inf else max(0.0, timeout))
         except (GetTimeoutError, RayError):
             return None
 
     def is_alive(self, rank: int) -> bool:
         """Whether the process answers, or is too busy to."""
+        answer = self.actors[rank].facts.remote()
+        done, _ = ray.wait([answer], timeout=_BUSY_AFTER_SECONDS)
         try:
-            ray.get(self.actors[rank].facts.remote(), timeout=_ALIVE_SECONDS)
-        except GetTimeoutError:
-            return True  # busy with a call
+            ray.get(done)
         except RayError:
             return False
         return True
@@ -109,6 +112,10 @@ class RayWorkers(Workers[ray.ObjectRef]):
             for actor in self.actors:
                 ray.kill(actor, no_restart=True)
 
+    def environment(self, rank: int) -> Mapping[str, str]:
+        """The variables that tell a rank its place; of an attached group only rank and world size."""
+        return self._envs[rank] if self._envs else super().environment(rank)
+
     def _node_of(self, error: RayActorError) -> str:
         actor_id = getattr(error, "actor_id", None)
         for actor, facts in zip(self.actors, self._facts, strict=False):
@@ -123,7 +130,7 @@ class Inline:
     __slots__ = ("parts",)
 
     def __init__(self, packed: Any) -> None:
-        self.parts = (packed.head, *(buffer.raw().tobytes() for buffer in packed.buffers))
+        self.parts = (packed.head, packed.private, *(buffer.raw().tobytes() for buffer in packed.buffers))
 
 
 def pack_argument(value: Any) -> Any:
@@ -135,16 +142,3 @@ def pack_argument(value: Any) -> Any:
     except HoldsReferencesError:
         return shipped(value)
     return Inline(packed) if packed.nbytes <= _INLINE_BYTES else ray.put(Shipped(packed))
-
-
-def own_error(error: RayTaskError) -> Exception:
-    """The exception that the worker raised, out of what Ray made of it."""
-    cause = error.cause
-    if isinstance(cause, RemoteFailure):
-        return cause.restore()
-    return cause if isinstance(cause, Exception) else error
-
-
-def lost_worker(error: RayError, node: str) -> LostWorker:
-    """What Ray knows about the death of a worker's process."""
-    return LostWorker(str(error).strip(), node)

@@ -1,0 +1,295 @@
+"""Groups of actors: places, calls, data, errors."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import ray
+
+from kapell.decorators import Dispatch, Execute, register
+from kapell.ray_backend import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from kapell.workergroup import ClassWithInitArgs, RemoteError, Worker, WorkerFailedError, WorkerLostError
+
+
+class Unpicklable(Exception):
+    def __init__(self, lock):
+        super().__init__("holds a lock")
+        self.lock = lock
+
+
+class TwoArguments(Exception):
+    def __init__(self, first, second):
+        super().__init__(f"{first}-{second}")
+
+
+class Probe(Worker):
+    def __init__(self, offset=0):
+        super().__init__()
+        self.offset = offset
+
+    @register(Dispatch.ONE_TO_ALL)
+    def place(self):
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RAY_LOCAL_WORLD_SIZE")
+        return [os.environ[name] for name in names]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def environment(self, name):
+        return os.environ.get(name)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def loaded_modules(self):
+        import sys
+
+        return sorted({"torch", "tensordict", "transformers"} & set(sys.modules))
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def shift(self, rows):
+        return [row + self.offset + self.rank for row in rows]
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    async def shift_later(self, rows):
+        await asyncio.sleep(0.01 * (self.world_size - self.rank))
+        return [row + self.rank for row in rows]
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def write(self, array):
+        array += 1
+        return array
+
+    @register(Dispatch.ONE_TO_ALL)
+    def address(self, array):
+        return (array.flags.writeable, float(array.sum()))
+
+    @register(Dispatch.ONE_TO_ALL)
+    def fail_on(self, rank, kind):
+        if self.rank != rank:
+            return self.rank
+        if kind == "chain":
+            try:
+                {}["missing"]
+            except KeyError as error:
+                raise RuntimeError("outer") from error
+        raise {
+            "plain": ValueError("bad cfg"),
+            "unpicklable": Unpicklable(threading.Lock()),
+            "two arguments": TwoArguments("a", "b"),
+            "exit": SystemExit(3),
+            "interrupt": KeyboardInterrupt(),
+        }[kind]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def kill_rank(self, rank):
+        if self.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.rank
+
+    @register(Dispatch.ONE_TO_ALL)
+    def sleep_except(self, rank, seconds):
+        if self.rank == rank:
+            raise ValueError("at once")
+        time.sleep(seconds)
+
+    @register(Dispatch.ALL_TO_ALL, Execute.RANK_ZERO)
+    def only_first(self, x):
+        return x + self.rank
+
+
+class Broken(Worker):
+    def __init__(self):
+        super().__init__()
+        if self.rank == 1:
+            raise ValueError("bad cfg")
+
+
+@pytest.fixture(scope="module")
+def group(pool):
+    with RayWorkerGroup(pool, ClassWithInitArgs(Probe, offset=10), role="probe") as group:
+        yield group
+
+
+def test_each_worker_knows_its_place(group):
+    assert group.place() == [["0", "2", "0", "2", "2"], ["1", "2", "1", "2", "2"]]
+
+
+def test_workers_load_nothing_heavy(group):
+    assert group.loaded_modules() == [[], []]
+
+
+def test_rows_are_split_and_joined_in_order(group):
+    assert group.shift([1, 2, 3]) == [11, 12, 14]
+
+
+def test_async_methods_are_awaited_and_joined_in_input_order(group):
+    assert group.shift_later([1, 2, 3, 4]) == [1, 2, 4, 5]
+
+
+def test_a_call_on_rank_zero_runs_there_only(group):
+    assert group.only_first(5) == 5
+
+
+def test_any_method_can_be_run_on_all(group):
+    assert group.execute_all_sync("get_master_addr_port")[0] == group.execute_all_sync("get_master_addr_port")[1]
+    assert group.execute_all_sync("get_master_addr_port")[0] == (group.master_address, group.master_port)
+
+
+@pytest.mark.parametrize("rows", [4, 100_000])
+def test_arrays_arrive_private_and_writable(group, rows):
+    array = np.arange(rows, dtype=np.float64)
+    result = group.write(array)
+    np.testing.assert_array_equal(result, np.arange(rows) + 1)
+    np.testing.assert_array_equal(array, np.arange(rows))
+    result += 1  # what comes back is writable too
+
+
+@pytest.mark.parametrize("rows", [4, 100_000])
+def test_a_replicated_array_is_private_on_each_rank(group, rows):
+    assert group.address(np.ones(rows)) == [(True, rows)] * 2
+
+
+def test_a_reference_is_read_where_it_is_used(group):
+    assert group.address(ray.put(np.ones(5)))[0][1] == 5
+
+
+def test_a_non_blocking_call_is_a_future_and_a_list_of_references(group):
+    pending = group.place.options(blocking=False)()
+    assert ray.get(pending) == pending.get(timeout=30) == group.place()
+
+
+def test_an_error_names_role_rank_and_method_and_is_the_workers_own(group):
+    with pytest.raises(WorkerFailedError, match=r"probe.*fail_on") as caught:
+        group.fail_on(1, "plain")
+    error = caught.value.failures[1]
+    assert type(error) is ValueError
+    assert str(error) == "bad cfg"
+    assert "in fail_on" in "".join(error.__notes__)
+    assert caught.value.results == {0: 0}
+
+
+def test_the_cause_of_an_error_is_shown(group):
+    with pytest.raises(WorkerFailedError) as caught:
+        group.fail_on(0, "chain")
+    error = caught.value.failures[0]
+    assert type(error) is RuntimeError
+    assert "KeyError: 'missing'" in "".join(error.__notes__)
+
+
+def test_an_exception_whose_constructor_wants_other_arguments_arrives_as_itself(group):
+    with pytest.raises(WorkerFailedError) as caught:
+        group.fail_on(1, "two arguments")
+    assert type(caught.value.failures[1]) is TwoArguments
+    assert str(caught.value.failures[1]) == "a-b"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        ("unpicklable", "Unpicklable", "holds a lock"),
+        ("exit", "SystemExit", "3"),
+        ("interrupt", "KeyboardInterrupt", ""),
+    ],
+)
+def test_an_error_that_cannot_travel_comes_as_its_text(group, kind, name, text):
+    with pytest.raises(WorkerFailedError) as caught:
+        group.fail_on(1, kind)
+    error = caught.value.failures[1]
+    assert type(error) is RemoteError
+    assert error.type_name == name
+    assert text in error.message
+    assert "in fail_on" in error.traceback_text
+
+
+def test_a_failing_rank_is_reported_while_another_is_busy(group):
+    start = time.monotonic()
+    with pytest.raises(WorkerFailedError) as caught:
+        group.sleep_except(1, 4)
+    assert time.monotonic() - start < 3
+    assert caught.value.unfinished == (0,)
+
+
+def test_a_constructor_that_raises_is_reported_at_creation_and_leaves_nothing(backend):
+    free = ray.available_resources()["CPU"]
+    pool = backend.resource_pool([2])
+    with pytest.raises(WorkerFailedError, match=r"Broken.*__init__.*rank 1") as caught:
+        RayWorkerGroup(pool, ClassWithInitArgs(Broken))
+    assert str(caught.value.failures[1]) == "bad cfg"
+    deadline = time.monotonic() + 10
+    while ray.available_resources().get("CPU") != free and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ray.available_resources()["CPU"] == free
+    # The same pool serves a second try.
+    with RayWorkerGroup(pool, ClassWithInitArgs(Probe)) as group:
+        assert group.world_size == 2
+    pool.close()
+
+
+def test_a_killed_worker_is_a_lost_worker_within_seconds_and_can_be_restarted(pool):
+    with RayWorkerGroup(pool, ClassWithInitArgs(Probe), role="mortal") as group:
+        start = time.monotonic()
+        with pytest.raises(WorkerLostError, match="mortal") as caught:
+            group.kill_rank(1)
+        assert time.monotonic() - start < 5
+        assert caught.value.results == {0: 0}
+        assert group.is_alive() == [True, False]
+        group.restart(1)
+        assert group.is_alive() == [True, True]
+        assert group.place() == [["0", "2", "0", "2", "2"], ["1", "2", "1", "2", "2"]]
+
+
+def test_worker_env_reaches_its_group_only(pool):
+    with (
+        RayWorkerGroup(pool, ClassWithInitArgs(Probe), worker_env={"KAPELL_PROBE": "1"}) as one,
+        RayWorkerGroup(pool, ClassWithInitArgs(Probe), worker_env={"KAPELL_PROBE": "2"}) as other,
+    ):
+        assert one.environment("KAPELL_PROBE") == ["1", "1"]
+        assert other.environment("KAPELL_PROBE") == ["2", "2"]
+
+
+def test_protected_variables_are_refused_before_anything_starts(pool):
+    with pytest.raises(ValueError, match="MASTER_PORT, RANK"):
+        RayWorkerGroup(pool, ClassWithInitArgs(Probe), worker_env={"RANK": "7", "MASTER_PORT": "1"})
+
+
+def test_options_of_a_group_do_not_stick_to_the_class(pool):
+    probe = RayClassWithInitArgs(Probe)
+    with RayWorkerGroup(pool, probe, worker_env={"KAPELL_PROBE": "1"}, options={"max_concurrency": 2}):
+        pass
+    assert probe.options == {}
+    with RayWorkerGroup(pool, probe) as group:
+        assert group.environment("KAPELL_PROBE") == [None, None]
+
+
+def test_a_group_is_found_by_its_workers_names(group):
+    attached = RayWorkerGroup.from_detached(worker_names=group.worker_names)
+    assert attached.shift([1, 2]) == [11, 13]
+    attached.close()
+    assert group.shift([1, 2]) == [11, 13]
+
+
+def test_given_rendezvous_is_honoured_and_half_of_one_refused(pool):
+    with RayWorkerGroup(pool, ClassWithInitArgs(Probe), master_addr="10.1.2.3", master_port=29500) as group:
+        assert group.execute_all_sync("get_master_addr_port") == [("10.1.2.3", "29500")] * 2
+    with pytest.raises(ValueError, match="give both"):
+        RayWorkerGroup(pool, ClassWithInitArgs(Probe), master_addr="10.1.2.3")
+
+
+def test_groups_take_different_ports_from_one_range(pool):
+    ports = range(28700, 28720)
+    with (
+        RayWorkerGroup(pool, ClassWithInitArgs(Probe), master_port_range=[ports.start, ports.stop]) as one,
+        RayWorkerGroup(pool, ClassWithInitArgs(Probe), master_port_range=[ports.start, ports.stop]) as other,
+    ):
+        assert one.master_port != other.master_port
+        assert {int(one.master_port), int(other.master_port)} <= set(ports)
+
+
+def test_a_pool_too_big_for_the_cluster_fails_at_once(backend):
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="need 1000 CPU but the cluster has 8"):
+        RayWorkerGroup(RayResourcePool([1000], use_gpu=False), ClassWithInitArgs(Probe))
+    with pytest.raises(ValueError, match="use_gpu=False"):
+        RayWorkerGroup(RayResourcePool([1]), ClassWithInitArgs(Probe))
+    assert time.monotonic() - start < 5
