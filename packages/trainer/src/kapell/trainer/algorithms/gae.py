@@ -20,7 +20,7 @@ def gae(
     lam: float = 1.0,
     norm_scope: NormScope | str = NormScope.BATCH,
 ) -> Advantages:
-    """A_t = d_t + gamma lam A_{t+1} with d_t = r_t + gamma V_{t+1} - V_t (eq. 16); returns R_t = A_t + V_t.
+    """A_t = d_t + gamma lam A_{t+1} with d_t = r_t + gamma V_{t+1} - V_t (1506.02438, eq. 16); returns R_t = A_t + V_t.
 
     All (B, T). `t+1` is the next token of the model: observation tokens inside a response (mask 0) are passed over, so
     neither their values nor their number matter. After the last one V and A are 0. R comes from A before whitening.
