@@ -110,7 +110,7 @@ def _structural(cls: type) -> Splitter | None:
         return None
     by_position = hasattr(cls, "select_idxs")
     has_columns = hasattr(cls, "columns")
-    marks = by_position and all(hasattr(cls, name) for name in ("padding", "padding_mask", "without_padding"))
+    marks = by_position and all(hasattr(cls, name) for name in ("padding", "without_padding"))
     return Splitter(
         kind=cls.__name__,
         length=len,
