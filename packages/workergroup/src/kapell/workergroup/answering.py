@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from kapell.decorators import is_future, spec_of
@@ -64,18 +65,30 @@ class CallRunner:
         """The answer to one call: the method's result, or None unless ``wanted``; see `RankCall` for the rest."""
         if method == RUN_TIMES:
             return self.take_run_times()
-        started = time.time()
-        try:
-            if trace:
-                with worker_span(trace, method):
-                    result = self._call(target, method, args, kwargs)
-            else:
-                result = self._call(target, method, args, kwargs)
-        except BaseException as error:
-            set_mesh_place(error, self._mesh_place(target))
-            raise
-        finally:
-            self._log.append(RunTime(number, started, time.time()))
+        with _Noted(self, number, trace, method, target):
+            result = invoke(self.worker, target, method, args, kwargs, receive=self._receive)
+            if inspect.iscoroutine(result):
+                result = self._finish(result)
+        return result if wanted else None
+
+    async def run_async(
+        self,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        target: str = "",
+        wanted: bool = True,
+        number: int = 0,
+        trace: str = "",
+    ) -> Any:
+        """As `run`, for a process with an event loop of its own: async methods run side by side."""
+        if method == RUN_TIMES:
+            return self.take_run_times()
+        with _Noted(self, number, trace, method, target):
+            result = invoke(self.worker, target, method, args, kwargs, receive=self._receive)
+            if inspect.iscoroutine(result):
+                result = await result
         return result if wanted else None
 
     def take_run_times(self) -> list[RunTime]:
@@ -89,10 +102,6 @@ class CallRunner:
         """Close the event loop. The worker itself is left to its owner."""
         self._loop.close()
 
-    def _call(self, target: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = invoke(self.worker, target, method, args, kwargs, receive=self._receive)
-        return self._finish(result) if inspect.iscoroutine(result) else result
-
     def _finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         context = copy_context()
         try:
@@ -103,12 +112,43 @@ class CallRunner:
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(self._loop.run, coroutine, context=context).result()
 
+    def _note(self, number: int, started: float) -> None:
+        self._log.append(RunTime(number, started, time.time()))
+
     def _mesh_place(self, target: str) -> dict[str, dict[str, int]]:
         try:
             owner = self.worker.role_worker(target) if target else self.worker
         except KeyError:
             return {}
         return dict(getattr(owner, "mesh_places", {}))
+
+
+class _Noted:
+    """One call under way: logs when it ran, spans it, and marks its error with the worker's place in its meshes."""
+
+    __slots__ = ("_method", "_number", "_runner", "_span", "_started", "_target", "_trace")
+
+    def __init__(self, runner: CallRunner, number: int, trace: str, method: str, target: str) -> None:
+        self._runner = runner
+        self._number = number
+        self._trace = trace
+        self._method = method
+        self._target = target
+
+    def __enter__(self) -> None:
+        self._span = worker_span(self._trace, self._method) if self._trace else None
+        self._started = time.time()
+        if self._span is not None:
+            self._span.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            set_mesh_place(error, self._runner._mesh_place(self._target))
+        self._runner._note(self._number, self._started)
+        if self._span is not None:
+            self._span.__exit__(kind, error, trace)
 
 
 def invoke(
@@ -126,11 +166,13 @@ def invoke(
     """
     owner = worker.role_worker(target) if target else worker
     bound = getattr(owner, method)
-    if any(map(is_future, args)) or any(map(is_future, kwargs.values())):
-        spec = spec_of(bound)
-        if spec is None or spec.materialize_futures:
-            args = [_value(value, receive) for value in args]
-            kwargs = {name: _value(value, receive) for name, value in kwargs.items()}
+    for argument in (*args, *kwargs.values()):
+        if is_future(argument):
+            spec = spec_of(bound)
+            if spec is None or spec.materialize_futures:
+                args = [_value(value, receive) for value in args]
+                kwargs = {name: _value(value, receive) for name, value in kwargs.items()}
+            break
     return bound(*args, **kwargs)
 
 

@@ -9,12 +9,13 @@ import time
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
-from kapell.decorators import DispatchPlan, nbytes_of
+from kapell.decorators import DispatchPlan
 
 from .accounting import CallRecord
 from .errors import BusyRank, CallTimeoutError, LostWorker
 from .failures import WorkerFailedError
 from .routing import Route
+from .sizes import size_of
 from .spans import CallSpan
 from .transport import show_user_frames
 
@@ -87,6 +88,8 @@ class PendingCall(Generic[ResultT]):
     def busy_ranks(self) -> list[int]:
         """The ranks that have not answered; never waits."""
         waiting = list(self._waiting.values())
+        if not waiting:
+            return []
         answered = {id(handle) for handle in self._route.runtime.workers.wait([handle for *_, handle in waiting], 0.0)}
         return [rank for _, rank, handle in waiting if id(handle) not in answered]
 
@@ -159,7 +162,7 @@ class PendingCall(Generic[ResultT]):
     def _fetch_all(self, deadline: float) -> None:
         began = time.perf_counter()
         handles = [handle for *_, handle in self._waiting.values()]
-        values = self._route.runtime.workers.fetch_all(handles, deadline - time.monotonic())
+        values = self._route.runtime.workers.fetch_all(handles, _bounded(deadline - time.monotonic()))
         if values is None:
             return
         seconds = (time.perf_counter() - began) / len(values)
@@ -167,7 +170,7 @@ class PendingCall(Generic[ResultT]):
         for (slot, rank, _), value in zip(self._waiting.values(), values, strict=True):
             self._results[rank] = value
             record.collect[slot] = seconds
-            record.bytes_out[slot] = nbytes_of(value)
+            record.bytes_out[slot] = size_of(value)
         self._waiting.clear()
 
     def _advance(self, until: float) -> list[int]:
@@ -196,7 +199,7 @@ class PendingCall(Generic[ResultT]):
             self._failed_at = self._failed_at or time.monotonic()
         else:
             self._results[rank] = value
-            self._record.bytes_out[slot] = nbytes_of(value)
+            self._record.bytes_out[slot] = size_of(value)
         self._record.collect[slot] = time.perf_counter() - began
         return rank
 
@@ -243,3 +246,8 @@ class PendingCall(Generic[ResultT]):
         if self._span is not None:
             self._span.end(error)
             self._span = None
+
+
+def _bounded(seconds: float) -> float:
+    """A time that locks take: not negative, not infinite."""
+    return min(max(seconds, 0.0), threading.TIMEOUT_MAX)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -40,6 +39,8 @@ WorkerT = TypeVar("WorkerT")
 
 _ALL = MethodSpec(dispatch_mode=Dispatch.ONE_TO_ALL)
 _RANK_ZERO = MethodSpec(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
+CALL_SECONDS = 24 * 3600.0
+"""No call waits for ever; one that needs more says so by ``options(timeout=...)``."""
 _RUN_TIMES_SECONDS = 1.0  # to ask workers when calls ran; one that is busy longer tells it the next time
 
 
@@ -59,7 +60,7 @@ class WorkerGroup(GroupViews):
         *,
         role: str = "",
         roles: Mapping[str, ClassWithInitArgs] | None = None,
-        timeout: float = math.inf,
+        timeout: float = CALL_SECONDS,
     ) -> None:
         route = Route(Runtime(workers, timeout), role or worker_class.__name__, "", range(workers.world_size))
         self._start(route, worker_class, roles or {})

@@ -25,8 +25,10 @@ def isolate(value: Any) -> Any:
     kind = type(value)
     if kind in _IMMUTABLE or getattr(kind, "__kapell_future__", False):
         return value
-    if kind in (tuple, list) and all(type(item) in _IMMUTABLE for item in value):
+    if kind in (tuple, list) and _IMMUTABLE.issuperset(map(type, value)):
         return kind(value)
+    if kind is dict and _IMMUTABLE.issuperset(map(type, value.values())):
+        return dict(value)
     if copier := _copier(kind):
         return copier(value)
     stream = io.BytesIO()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from .backend import Backend
 from .colocation import colocated_roles
 from .environment import placement_env, show_worker_env
-from .group import WorkerGroup
+from .group import CALL_SECONDS, WorkerGroup
 from .pool import ClassWithInitArgs, ResourcePool
 from .serial import LocalWorkers, SerialWorkers
 from .threads import ThreadWorkers
@@ -18,8 +18,6 @@ __all__ = ["LocalBackend", "LocalWorkerGroup"]
 
 Mode = Literal["serial", "threads"]
 _WORKERS: dict[str, type[LocalWorkers]] = {"serial": SerialWorkers, "threads": ThreadWorkers}
-
-_CALL_SECONDS = 24 * 3600.0  # no call waits for ever; a longer one says so by options(timeout=...)
 
 
 class LocalWorkerGroup(WorkerGroup):
@@ -39,7 +37,7 @@ class LocalWorkerGroup(WorkerGroup):
         role: str = "",
         worker_env: Mapping[str, str] | None = None,
         mode: Mode = "serial",
-        timeout: float = _CALL_SECONDS,
+        timeout: float = CALL_SECONDS,
     ) -> None:
         if mode not in _WORKERS:
             raise ValueError(f"mode {mode!r} is not known; use 'serial' or 'threads'")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -10,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from kapell.decorators import DispatchPlan, is_future, nbytes_of
+from kapell.decorators import DispatchPlan
 
 from .accounting import CallRecord, Ledger
 from .describe import column_shapes
 from .errors import GroupClosedError, RankContext, mesh_place_of
+from .sizes import size_of
 from .spans import CallSpan
 from .workers import RankCall, Workers
 
@@ -29,7 +29,7 @@ class Runtime:
     """Shared by a group and its views, which keep it, and so the workers, alive."""
 
     workers: Workers[Any]
-    limit: float = math.inf
+    limit: float
     """Seconds that a call may take unless it says otherwise."""
     closed: bool = False
     ledger: Ledger = field(default_factory=Ledger)
@@ -106,14 +106,10 @@ def _put(workers: Workers[Any], values: Sequence[Any], index: Sequence[int]) -> 
     """Each distinct value of an argument made ready to be sent, and its size in bytes."""
     if len(values) == 1:
         (value,) = values
-        return [workers.put(value, len(index))], [_size(value)]
+        return [workers.put(value, len(index))], [size_of(value)]
     num_readers = Counter(index)
     shipped, sizes = [], []
     for position, value in enumerate(values):  # may cut each shard as it is asked for: once
-        sizes.append(_size(value))
+        sizes.append(size_of(value))
         shipped.append(workers.put(value, num_readers[position]))
     return shipped, sizes
-
-
-def _size(value: Any) -> int:
-    return 0 if is_future(value) else nbytes_of(value)
