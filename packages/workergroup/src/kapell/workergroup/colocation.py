@@ -22,11 +22,11 @@ class ColocatedWorker(Worker):
 
     def __init__(self, roles: Mapping[str, ClassWithInitArgs] | None = None) -> None:
         super().__init__()
-        self.fused_worker_dict: dict[str, Any] = {}
+        workers: dict[str, Any] = {}
+        self.fused_worker_dict = workers
         for name, cls_with_init in (roles or self.role_classes).items():
-            role_worker = cls_with_init()
-            role_worker.fused_worker_dict = self.fused_worker_dict
-            self.fused_worker_dict[name] = role_worker
+            workers[name] = cls_with_init()
+            workers[name].fused_worker_dict = workers
 
     def __getattr__(self, name: str) -> Any:
         roles = self.__dict__.get("fused_worker_dict", {})

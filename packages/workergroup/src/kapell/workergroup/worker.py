@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from kapell.decorators import Dispatch, Execute, register
@@ -31,6 +32,9 @@ class Worker:
     A subclass labels the methods that the group offers with ``@register``. Call ``super().__init__()`` first: it reads
     the worker's place (``rank``, ``world_size``, ...) from its environment.
     """
+
+    fused_worker_dict: Mapping[str, Any] = MappingProxyType({})
+    """The workers of all roles in this process, by role; empty unless colocated (verl's name)."""
 
     def __init__(self, cuda_visible_devices: str | None = None) -> None:
         env = current_worker_env()
@@ -79,6 +83,10 @@ class Worker:
     def get_cuda_visible_devices(self) -> str:
         """The accelerators that this worker sees, as in ``CUDA_VISIBLE_DEVICES``; "not set" without any."""
         return current_worker_env().get("CUDA_VISIBLE_DEVICES", "not set")
+
+    def get_fused_worker_by_name(self, worker_name: str) -> Any:
+        """The worker of another role in this process, or None."""
+        return self.fused_worker_dict.get(worker_name)
 
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
         """Say this worker's data-parallel rank in a mesh, and whether its result is the one collected for that rank."""

@@ -1,0 +1,158 @@
+# ruff: noqa: D103 - a test's name is its sentence
+"""How calls are made and their results awaited; arguments and results are private to whoever has them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from ..errors import CallTimeoutError
+from ..group import WorkerGroup
+
+__all__ = [
+    "test_arguments_are_checked_before_anything_is_sent",
+    "test_async_iteration_gives_every_rank",
+    "test_async_methods_give_values_blocking_and_not",
+    "test_awaiting_a_call_gives_its_result",
+    "test_call_can_be_awaited_and_made_inside_an_event_loop",
+    "test_call_over_its_timeout_says_which_ranks_are_busy_since_when",
+    "test_calls_are_accounted_per_rank",
+    "test_changes_of_the_caller_after_the_call_do_not_reach_the_worker",
+    "test_changes_of_the_worker_do_not_reach_the_caller_or_other_workers",
+    "test_execute_all_runs_any_method_on_all_ranks",
+    "test_execute_rank_zero_runs_any_method_on_rank_zero",
+    "test_finished_results_come_first",
+    "test_option_blocking_chooses_per_call",
+    "test_pending_call_can_be_asked_and_got_repeatedly",
+    "test_pending_call_is_an_argument_of_the_next_call",
+    "test_results_keep_rank_order_whatever_order_they_finish_in",
+]
+
+
+def test_option_blocking_chooses_per_call(group: WorkerGroup) -> None:
+    assert group.echo.options(blocking=False)(1).get() == [1] * 4
+    assert group.echo_later(2).get() == [2] * 4
+    assert group.echo_later.options(blocking=True)(3) == [3] * 4
+
+
+def test_pending_call_can_be_asked_and_got_repeatedly(group: WorkerGroup) -> None:
+    pending = group.echo_later([1])
+    result = pending.get(timeout=60)
+    assert pending.done()
+    assert result == [[1]] * 4
+    assert pending.get() is result
+
+
+def test_awaiting_a_call_gives_its_result(group: WorkerGroup) -> None:
+    async def both() -> tuple[Any, Any]:
+        first, second = group.echo_later(1), group.echo_later(2)
+        return await first, await second
+
+    assert list(asyncio.run(both())) == [[1] * 4, [2] * 4]
+
+
+def test_finished_results_come_first(group: WorkerGroup, concurrent: bool) -> None:
+    order = [rank for rank, _ in group.nap.options(blocking=False)([1.0, 0.0, 0.0, 0.0]).as_completed(timeout=60)]
+    assert sorted(order) == [0, 1, 2, 3]
+    assert not concurrent or order[-1] == 0
+
+
+def test_async_iteration_gives_every_rank(group: WorkerGroup) -> None:
+    async def ranks() -> dict[int, Any]:
+        return {rank: value async for rank, value in group.echo_later("x")}
+
+    assert asyncio.run(ranks()) == dict.fromkeys(range(4), "x")
+
+
+def test_results_keep_rank_order_whatever_order_they_finish_in(group: WorkerGroup) -> None:
+    assert group.nap([0.3, 0.2, 0.1, 0.0]) == [0, 1, 2, 3]
+    assert group.nap.options(blocking=False)([0.3, 0.2, 0.1, 0.0]).get() == [0, 1, 2, 3]
+
+
+def test_pending_call_is_an_argument_of_the_next_call(group: WorkerGroup) -> None:
+    doubled = group.rows.options(blocking=False)(list(range(10)), 2)
+    assert group.rows(doubled, scale=10) == [20 * row for row in range(10)]
+    assert group.echo(group.echo_later(5)) == [[5] * 4] * 4
+
+
+def test_async_methods_give_values_blocking_and_not(group: WorkerGroup) -> None:
+    expected = [(0, 5), (1, 6), (2, 7), (3, 8)]
+    assert group.async_rows([5, 6, 7, 8]) == expected
+    assert group.async_rows.options(blocking=False)([5, 6, 7, 8]).get() == expected
+
+
+def test_call_can_be_awaited_and_made_inside_an_event_loop(group: WorkerGroup) -> None:
+    async def call() -> Any:
+        blocking = group.async_rows([1, 2, 3, 4])
+        return blocking, await group.async_rows.options(blocking=False)([1, 2, 3, 4])
+
+    first, second = asyncio.run(call())
+    assert first == second == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+def test_execute_all_runs_any_method_on_all_ranks(group: WorkerGroup) -> None:
+    expected = [(0, [1, 2]), (1, [1, 2]), (2, [1, 2]), (3, [1, 2])]
+    assert group.execute_all_sync("unlabelled", value=[1, 2]) == expected
+    assert group.execute_all_async("unlabelled", [1, 2]).get() == expected
+    assert group.execute_all("unlabelled", [1, 2]).get() == expected
+
+
+def test_execute_rank_zero_runs_any_method_on_rank_zero(group: WorkerGroup) -> None:
+    assert group.execute_rank_zero_sync("unlabelled", [1]) == (0, [1])
+    assert group.execute_rank_zero_async("unlabelled", value=[1]).get() == (0, [1])
+    assert group.execute_rank_zero("unlabelled").get() == (0, None)
+
+
+def test_arguments_are_checked_before_anything_is_sent(group: WorkerGroup) -> None:
+    group.set_value(3)
+    with pytest.raises(TypeError, match="did you mean 'value'"):
+        group.set_value(valeu=4)
+    with pytest.raises(TypeError):
+        group.set_value()
+    assert group.get_value() == [3] * 4
+
+
+def test_changes_of_the_worker_do_not_reach_the_caller_or_other_workers(group: WorkerGroup) -> None:
+    values = [10]
+    assert group.append_rank(values) == [[10, 0], [10, 1], [10, 2], [10, 3]]
+    assert values == [10]
+    for result in group.keep([1]):
+        result.append("mine")
+    assert group.kept_value() == [[1]] * 4
+
+
+def test_changes_of_the_caller_after_the_call_do_not_reach_the_worker(group: WorkerGroup) -> None:
+    values: list[list[Any]] = [[1], [2]]
+    group.keep(values)
+    pending = group.echo_later(values)
+    values[0].append("later")
+    assert pending.get() == [[[1], [2]]] * 4
+    assert group.kept_value() == [[[1], [2]]] * 4
+
+
+def test_call_over_its_timeout_says_which_ranks_are_busy_since_when(group: WorkerGroup, concurrent: bool) -> None:
+    if not concurrent:
+        pytest.skip("a call of this backend is over before it can be waited for")
+    with pytest.raises(CallTimeoutError, match="1 are still busy") as caught:
+        group.nap.options(timeout=1.0)([0.0, 0.0, 3.0, 0.0])
+    error = caught.value
+    assert isinstance(error, TimeoutError)
+    assert list(error.busy) == [2]
+    assert error.results == {0: 0, 1: 1, 3: 3}
+    assert 0.5 < error.busy[2].seconds < 30.0
+    assert abs(time.time() - error.busy[2].since) < 30.0
+    assert group.place()[2] == (2, 4)  # the call went on, and the group is as before
+
+
+def test_calls_are_accounted_per_rank(group: WorkerGroup) -> None:
+    group.nap([0.1, 0.0, 0.0, 0.0])
+    group.echo("x" * 10_000)
+    stats = group.stats()
+    assert stats["nap"].slowest.run >= 0.1
+    assert [rank.rank for rank in stats["echo"].ranks] == [0, 1, 2, 3]
+    assert all(rank.bytes_in >= 10_000 and rank.bytes_out >= 10_000 for rank in stats["echo"].ranks)
+    assert "echo" in str(stats)
+    assert {event["tid"] for event in group.trace_events() if event["ph"] == "X"} == {0, 1, 2, 3, 4}

@@ -1,0 +1,287 @@
+# ruff: noqa: D102 - each method does what its name says, for a test that calls it
+"""The workers of the conformance tests. They know nothing but lists and numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from typing import Any
+
+from kapell.decorators import Dispatch, Execute, register
+
+from ..colocation import colocated_worker_class
+from ..pool import ClassWithInitArgs
+from ..worker import Worker
+
+__all__ = ["Checker", "Critic", "Hybrid", "OddError", "Picky", "Scorer", "UnpicklableError", "label_rows"]
+
+
+def label_rows(worker: Worker, rows: list[Any]) -> list[tuple[int, Any]]:
+    """Each row with the rank that had it."""
+    return [(worker.rank, row) for row in rows]
+
+
+def _two_to_all(group: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """Two entries, dealt to the ranks in turn."""
+
+    def deal(pair: list[Any]) -> list[Any]:
+        return [pair[rank % 2] for rank in range(group.world_size)]
+
+    return tuple(deal(arg) for arg in args), {name: deal(value) for name, value in kwargs.items()}
+
+
+def _sum_of_all(group: Any, outputs: list[Any]) -> Any:
+    return sum(outputs)
+
+
+class OddError(Exception):
+    """An exception whose constructor does not take its ``args``."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first}-{second}")
+        self.first = first
+
+
+class UnpicklableError(Exception):
+    """An exception that cannot be pickled."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class Checker(Worker):
+    """Does a little of everything; an even number of them forms a mesh of pairs that share their rows."""
+
+    def __init__(self, base: int) -> None:
+        super().__init__()
+        self.base = base
+        self.value = 0
+        self.runs = 0
+        self._register_dispatch_collect_info("train", dp_rank=self.rank // 2, is_collect=self.rank % 2 == 0)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def place(self) -> tuple[int, int]:
+        return self.rank, self.world_size
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def echo(self, value: Any) -> Any:
+        return value
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def echo_later(self, value: Any) -> Any:
+        return value
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL)
+    def add(self, value: int, other: int = 0) -> int:
+        return self.base + value + other
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE)
+    def compute(self, value: int) -> tuple[int, int]:
+        return self.rank, value
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def rows(self, rows: list[Any], scale: int = 1, config: dict[str, int] | None = None) -> list[Any]:
+        offset = (config or {}).get("offset", 0)
+        return [row * scale + offset for row in rows]
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def labelled_rows(self, rows: list[Any]) -> list[tuple[int, Any]]:
+        return label_rows(self, rows)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def total(self, rows: list[int]) -> int:
+        return sum(rows)
+
+    @register(dispatch_mode=Dispatch.RANK_ZERO)
+    def first_only(self, value: Any) -> tuple[int, Any]:
+        return self.rank, value
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def first_adds(self, value: int, other: int) -> int:
+        return self.base + value + other
+
+    @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
+    def direct(self) -> int:
+        return self.rank
+
+    @register(dispatch_mode={"dispatch_fn": _two_to_all, "collect_fn": _sum_of_all})
+    def custom(self, value: int) -> int:
+        return value
+
+    @register(dispatch_mode=Dispatch.mesh("train"))
+    def mesh_rows(self, rows: list[Any]) -> list[tuple[int, Any]] | None:
+        return [(self.rank, row) for row in rows] if self.rank % 2 == 0 else None
+
+    @register(dispatch_mode=Dispatch.mesh("nowhere"))
+    def lost_in_mesh(self, rows: list[Any]) -> list[Any]:
+        return rows
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    async def async_rows(self, rows: list[Any]) -> list[tuple[int, Any]]:
+        await asyncio.sleep(0)
+        return label_rows(self, rows)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_value(self, value: int) -> None:
+        self.value = value
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def get_value(self) -> int:
+        return self.value
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_variable(self, name: str, value: str) -> None:
+        os.environ[name] = value
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def append_rank(self, values: list[int]) -> list[int]:
+        values.append(self.rank)
+        return values
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def keep(self, value: Any) -> Any:
+        self.kept = value
+        return self.kept
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def kept_value(self) -> Any:
+        return self.kept
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL)
+    def nap(self, seconds: float) -> int:
+        time.sleep(seconds)
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL)
+    def nap_or_fail(self, seconds: float) -> int:
+        if seconds < 0:
+            raise ValueError(f"rank {self.rank} cannot sleep {seconds} s")
+        time.sleep(seconds)
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def fail_on(self, rows: list[int], ranks: set[int]) -> list[int]:
+        if self.rank in ranks:
+            raise ValueError(f"no {rows} here")
+        return rows
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def fail_with(self, kind: str) -> None:
+        if self.rank != 1:
+            return
+        if kind == "chain":
+            try:
+                {}["missing"]
+            except KeyError as error:
+                raise ValueError("from a key") from error
+        errors: dict[str, BaseException] = {
+            "odd": OddError(1, 2),
+            "unpicklable": UnpicklableError("holds a lock"),
+            "exit": SystemExit("leaving"),
+            "interrupt": KeyboardInterrupt("by hand"),
+            "group": ExceptionGroup("two", [ValueError("one of two"), KeyError("other of two")]),
+        }
+        raise errors[kind]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, idempotent=True)
+    def third_time_lucky(self) -> int:
+        self.runs += 1
+        if self.rank == 1 and self.runs < 3:
+            raise ValueError(f"run {self.runs}")
+        return self.runs
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, idempotent=True)
+    def alive_since_start(self) -> int:
+        self.runs += 1
+        return self.runs
+
+    def unlabelled(self, value: Any = None) -> tuple[int, Any]:
+        return self.rank, value
+
+
+class Picky(Worker):
+    """Cannot be built on rank 1; on rank 0 that takes a while."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__()
+        if self.rank == 1:
+            raise ValueError("bad cfg")
+        time.sleep(seconds)
+
+
+class Scorer(Worker):
+    """One role of a colocated worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "scorer"
+        self._register_dispatch_collect_info("own", dp_rank=self.rank, is_collect=True)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def score(self, rows: list[int]) -> list[int]:
+        return [row + self.rank for row in rows]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def own_name(self) -> str:
+        return self.name
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def process(self) -> int:
+        return os.getpid()
+
+    @register(dispatch_mode=Dispatch.mesh("own"))
+    def in_mesh(self, rows: list[int]) -> list[int]:
+        return rows
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def fail(self) -> None:
+        raise ValueError("the scorer failed")
+
+
+class Critic(Worker):
+    """Another role of it, which can reach the first."""
+
+    def __init__(self, scale: int) -> None:
+        super().__init__()
+        self.name = "critic"
+        self.scale = scale
+        self._register_dispatch_collect_info("own", dp_rank=self.world_size - 1 - self.rank, is_collect=True)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    async def judge(self, rows: list[int]) -> list[int]:
+        await asyncio.sleep(0)
+        return [row * self.scale for row in rows]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def own_name(self) -> str:
+        return self.name
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def process(self) -> int:
+        return os.getpid()
+
+    @register(dispatch_mode=Dispatch.mesh("own"))
+    def in_mesh(self, rows: list[int]) -> list[int]:
+        return rows
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def score_of_neighbour(self, rows: list[int]) -> list[int]:
+        return self.fused_worker_dict["scorer"].score(rows)
+
+
+_Base: Any = colocated_worker_class({"scorer": ClassWithInitArgs(Scorer), "critic": ClassWithInitArgs(Critic, scale=3)})
+
+
+class Hybrid(_Base):
+    """Combines its roles in a method of its own."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def score_and_scale(self, rows: list[int]) -> list[int]:
+        return [row * self.critic.scale for row in self.scorer.score(rows)]

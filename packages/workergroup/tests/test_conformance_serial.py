@@ -1,0 +1,20 @@
+import pytest
+
+from kapell.workergroup import LocalBackend
+from kapell.workergroup.conformance import *  # noqa: F403
+
+
+@pytest.fixture(scope="module")
+def backend():
+    with LocalBackend("serial") as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def concurrent():
+    return False
+
+
+@pytest.fixture
+def lose_worker():
+    return lambda group, rank: group.lose(rank)
