@@ -11,7 +11,7 @@ from kapell.decorators.futures import is_future
 from kapell.decorators.markers import PerWorker, Replicate
 from kapell.decorators.splitting import lookup_splitter, splitter_of
 
-__all__ = ["check_call", "check_types", "labels", "signature_of"]
+__all__ = ["check_call", "check_padding_argument", "check_types", "labels", "signature_of"]
 
 
 def signature_of(cls: type, name: str) -> inspect.Signature:
@@ -69,6 +69,15 @@ def check_types(method: str, signature: inspect.Signature, args: tuple[Any, ...]
             continue
         if splitter_of(value) is None and not isinstance(value, expected):
             raise TypeError(f"{method}: argument {name!r} must be {expected.__name__}, got {type(value).__name__}")
+
+
+def check_padding_argument(method: str, signature: inspect.Signature, name: str, given: bool) -> None:
+    """Refuse a padding argument that the method lacks, or that the caller gave."""
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    if name not in signature.parameters and not takes_any:
+        raise TypeError(f"{method}{signature}: padding_argument={name!r} is not among its parameters")
+    if given:
+        raise TypeError(f"{method}: {name!r} is filled in by the group and cannot be given")
 
 
 def labels(signature: inspect.Signature | None, num_args: int) -> Callable[[int], str]:

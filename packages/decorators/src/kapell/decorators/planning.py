@@ -55,6 +55,8 @@ def make_plan(
         calls.check_call(name, signature, args, kwargs)
         if mode.arguments is not Arguments.PER_WORKER:
             calls.check_types(name, signature, args, kwargs)
+        if spec.padding_argument is not None:
+            calls.check_padding_argument(name, signature, spec.padding_argument, spec.padding_argument in kwargs)
     return call.plan(args, kwargs)
 
 

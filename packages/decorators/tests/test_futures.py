@@ -1,0 +1,92 @@
+"""Results that are not there yet, given to the next call in every mode."""
+
+import pytest
+from list_batch import ids, run
+
+from kapell.decorators import Dispatch, GroupShape, MeshLayout, MethodSpec, is_future, make_plan, materialize
+
+SHAPE = GroupShape(4, meshes={"tp": MeshLayout((0, 0, 1, 1), (True, False, True, False))})
+
+
+class Pending:
+    __kapell_future__ = True
+
+    def __init__(self, value):
+        self.value = value
+        self.asked = 0
+
+    def get(self, timeout=None):
+        self.asked += 1
+        return self.value
+
+
+class ChunkedPending(Pending):
+    def chunk(self, chunks):
+        return [ChunkedPending(part) for part in range(chunks)]
+
+
+def plan(mode, *args, **kwargs):
+    return make_plan("f", MethodSpec(dispatch_mode=mode), SHAPE, args, kwargs)
+
+
+def on_worker(work):
+    def call(*args, **kwargs):
+        args, kwargs = materialize(args, kwargs)
+        return work(*args, **kwargs)
+
+    return call
+
+
+def test_futures_are_told_by_their_own_mark():
+    assert is_future(Pending(1))
+    assert not is_future(Pending)
+    assert not is_future(object())
+
+
+@pytest.mark.parametrize("mode", [Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO])
+def test_whole_futures_are_materialized_by_the_worker(mode):
+    future = Pending(5)
+    planned = plan(mode, future)
+    assert future.asked == 0
+    assert run(planned, on_worker(lambda x: x)) in ([5] * 4, 5)
+
+
+@pytest.mark.parametrize("mode", [Dispatch.DP_COMPUTE_PROTO, Dispatch.mesh("tp")], ids=str)
+@pytest.mark.parametrize("value", [[1, 2, 3, 4, 5], [1]])
+def test_the_worker_cuts_its_rows_out_of_a_future(mode, value):
+    future = Pending(value)
+    planned = plan(mode, x=future, scale=2)
+    assert future.asked == 0
+    assert run(planned, on_worker(lambda x, scale: [scale * row for row in x])) == [2 * row for row in value]
+
+
+def test_rows_of_a_future_meet_rows_of_a_batch():
+    planned = plan(Dispatch.DP_COMPUTE_PROTO, ids(5), Pending([0, 10, 20, 30, 40]))
+    pairs = run(planned, on_worker(lambda batch, x: list(zip(batch.column("id"), x, strict=True))))
+    assert pairs == [(row, 10 * row) for row in range(5)]
+
+
+def test_a_future_that_offers_chunk_is_chunked():
+    planned = plan(Dispatch.mesh("tp"), ChunkedPending(None))
+    assert [planned.call_for(rank)[0][0].value for rank in range(4)] == [0, 0, 1, 1]
+
+
+def test_a_future_without_rows_comes_whole():
+    assert run(plan(Dispatch.DP_COMPUTE_METRIC, Pending({"lr": 1})), on_worker(lambda x: x)) == [{"lr": 1}] * 4
+
+
+@pytest.mark.parametrize("mode", [Dispatch.ALL_TO_ALL, Dispatch.DP_COMPUTE])
+def test_per_rank_modes_take_an_entry_of_a_future_list(mode):
+    assert run(plan(mode, Pending([1, 2, 3, 4])), on_worker(lambda x: x)) == [1, 2, 3, 4]
+    assert run(plan(mode, [Pending(rank) for rank in range(4)]), on_worker(lambda x: x)) == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="one entry for each of 4 ranks, got 2 entries"):
+        run(plan(mode, Pending([1, 2])), on_worker(lambda x: x))
+    with pytest.raises(ValueError, match="got int"):
+        run(plan(mode, Pending(1)), on_worker(lambda x: x))
+
+
+def test_unknown_rows_are_neither_padded_nor_balanced():
+    for options in ({"uneven": "pad"}, {"balance_by": "id"}):
+        spec = MethodSpec(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, **options)
+        with pytest.raises(ValueError, match=r"'x' is a future whose rows are not known yet; .*Wait for it first"):
+            make_plan("f", spec, SHAPE, (ids(5),), {"x": Pending([1])})
