@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from weakref import WeakValueDictionary
@@ -59,41 +60,46 @@ class _Exchange:
     """What the ranks of one in-process group have given so far, by round."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.rounds: dict[int, dict[int, Tensor]] = {}
-        self.averages: dict[int, tuple[Tensor, int]] = {}
+        self.changed = threading.Condition()
+        self.threads: dict[int, int] = {}
+        self.parts: dict[int, dict[int, Tensor]] = {}
+        self.averages: dict[int, Tensor] = {}
+        self.num_readers: Counter[int] = Counter()
 
 
 class SharedProcessCollective(Collective):
-    """Several ranks in one process, one after the other or on threads."""
+    """Several ranks in one process, one after the other or each on a thread of its own."""
 
     def __init__(self, exchange: _Exchange, rank: int, world_size: int) -> None:
         self._exchange = exchange
         self._rank = rank
         self._world_size = world_size
         self._round = 0
+        exchange.threads[rank] = threading.get_ident()
 
     def start_average(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Lay this rank's part down; collecting needs every rank's part, else ``RuntimeError``."""
+        """Lay this rank's part down. Collecting too early waits on a thread, and is a ``RuntimeError`` without."""
         number, self._round = self._round, self._round + 1
-        with self._exchange.lock:
-            self._exchange.rounds.setdefault(number, {})[self._rank] = tensor
+        with self._exchange.changed:
+            self._exchange.parts.setdefault(number, {})[self._rank] = tensor
+            self._exchange.changed.notify_all()
         return lambda: self._finish(number)
 
     def _finish(self, number: int) -> Tensor:
         exchange = self._exchange
-        with exchange.lock:
+        with exchange.changed:
+            parts = exchange.parts[number]
+            on_threads = len(set(exchange.threads.values())) == self._world_size
+            timeout = _TIMEOUT.total_seconds() if on_threads else 0.0
+            if not exchange.changed.wait_for(lambda: len(parts) == self._world_size, timeout):
+                missing = sorted(set(range(self._world_size)) - parts.keys())
+                raise RuntimeError(f"ranks {missing} have not given their part of average {number} yet")
             if number not in exchange.averages:
-                parts = exchange.rounds[number]
-                if len(parts) < self._world_size:
-                    missing = sorted(set(range(self._world_size)) - parts.keys())
-                    raise RuntimeError(f"ranks {missing} have not given their part of average {number} yet")
-                ordered = [parts[rank] for rank in sorted(parts)]
-                exchange.averages[number] = torch.stack(ordered).sum(0).div_(self._world_size), 0
-                del exchange.rounds[number]
-            average, readers = exchange.averages.pop(number)
-            if readers + 1 < self._world_size:
-                exchange.averages[number] = average, readers + 1
+                exchange.averages[number] = torch.stack([parts[rank] for rank in sorted(parts)]).mean(0)
+            average = exchange.averages[number]
+            exchange.num_readers[number] += 1
+            if exchange.num_readers[number] == self._world_size:
+                del exchange.averages[number], exchange.parts[number], exchange.num_readers[number]
             return average
 
 

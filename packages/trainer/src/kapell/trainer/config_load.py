@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
@@ -69,28 +70,29 @@ def load_config(files: Sequence[str | Path] = (), overrides: Sequence[str] = ())
     return ResolvedConfig(_build(Config, values, ""), values, origins)
 
 
-def _layers(files: Sequence[str | Path], overrides: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    layer: Any
+def _layers(files: Sequence[str | Path], overrides: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for file in files:
         path = Path(file)
         if not path.is_file():
             raise FileNotFoundError(f"no configuration file {path}")
-        try:
-            layer = OmegaConf.to_container(OmegaConf.load(path))
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path} is not valid YAML: {error}") from error
-        if not isinstance(layer, dict):
-            raise ConfigError(f"{path} must hold groups such as `trainer:`, got a {type(layer).__name__}")
-        yield str(path), layer
+        yield str(path), _as_mapping(partial(OmegaConf.load, path), f"configuration file {path}")
     for override in overrides:
         key, separator, _ = override.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"override {override!r} is not of the form group.key=value")
-        try:
-            layer = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
-        except (yaml.YAMLError, OmegaConfBaseException) as error:
-            raise ConfigError(f"the value of override {override!r} is not valid YAML: {error}") from error
-        yield _COMMAND_LINE, layer
+        parse = partial(OmegaConf.from_dotlist, [override])
+        yield _COMMAND_LINE, _as_mapping(parse, f"override {override!r}")
+
+
+def _as_mapping(parse: Callable[[], Any], what: str) -> Mapping[str, Any]:
+    """What the parser reads, as plain containers; its error in terms of ``what``."""
+    try:
+        layer: Any = OmegaConf.to_container(parse())
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{what} is not valid YAML: {error}") from error
+    if not isinstance(layer, dict):
+        raise ConfigError(f"{what} must hold groups such as `trainer:`, got a {type(layer).__name__}")
+    return layer
 
 
 def _checked_layer(layer: Mapping[str, Any], origin: str, cls: Any = Config, prefix: str = "") -> dict[str, Any]:

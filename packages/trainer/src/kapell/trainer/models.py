@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from transformers import (
 
 __all__ = ["build_policy", "build_value_model", "load_config_of", "new_model_config"]
 
+_global_generator = threading.Lock()  # new weights are drawn from torch's global generator, which threads share
 _MLP_RATIO = 4  # width of the feed-forward layer over that of the model, as in GPT-2
 
 
@@ -80,12 +82,14 @@ def build_policy(config: PreTrainedConfig, *, folder: str | Path | None = None, 
 
 def build_value_model(config: PreTrainedConfig, *, folder: str | Path | None = None, seed: int = 1) -> PreTrainedModel:
     """A model with one number per token: a causal language model's body with a new value head, or a saved one."""
-    fields = config.to_dict() | {"num_labels": 1, "classifier_dropout": 0.0, "hidden_dropout": 0.0}
+    dropped = ("id2label", "label2id", "num_labels")
+    fields = {name: value for name, value in config.to_dict().items() if name not in dropped}
+    fields |= {"num_labels": 1, "classifier_dropout": 0.0, "hidden_dropout": 0.0}
     return _build(AutoModelForTokenClassification, type(config).from_dict(fields), folder, seed)
 
 
 def _build(auto_class: Any, config: PreTrainedConfig, folder: str | Path | None, seed: int) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
+    with _global_generator, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if folder is None:
             model = auto_class.from_config(config, dtype=torch.float32)
