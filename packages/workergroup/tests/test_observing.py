@@ -1,0 +1,71 @@
+import json
+
+from kapell.decorators import Dispatch, register
+from kapell.workergroup import ClassWithInitArgs, LocalWorkerGroup, ResourcePool, Worker, save_trace
+
+
+class Sizer(Worker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def double(self, rows):
+        return rows + rows
+
+    @register(Dispatch.ONE_TO_ALL)
+    def fail(self):
+        raise ValueError("no")
+
+
+def test_stats_sum_up_calls_by_method_and_rank():
+    with LocalWorkerGroup(ResourcePool([2]), ClassWithInitArgs(Sizer), role="sizer") as group:
+        for _ in range(3):
+            group.double([b"x" * 1000, b"y" * 1000])
+        stats = group.stats()
+    double = stats["double"]
+    assert (double.calls, double.failed, stats.num_calls) == (3, 0, 3)
+    assert [rank.calls for rank in double.ranks] == [3, 3]
+    assert all(3000 < rank.bytes_in < 3300 and 6000 < rank.bytes_out < 6600 for rank in double.ranks)
+    assert all(min(rank.serialize, rank.queue, rank.run, rank.collect) >= 0.0 for rank in double.ranks)
+    assert double.seconds >= max(rank.run for rank in double.ranks)
+    assert str(stats).splitlines()[2].split()[:3] == ["sizer", "double", "3"]
+
+
+def test_stats_count_failed_calls_and_survive_close():
+    with LocalWorkerGroup(ResourcePool([2]), ClassWithInitArgs(Sizer)) as group:
+        try:
+            group.fail()
+        except ExceptionGroup:
+            pass
+        group.stats()
+    assert group.stats()["fail"].failed == 1
+
+
+def test_accounts_are_bounded():
+    from kapell.workergroup import accounting
+
+    ledger = accounting.Ledger()
+    for _ in range(20):
+        record = ledger.open("role", "method", 0.0, range(4096))
+        record.sending = [0.0] * 4097
+    assert ledger.num_calls == 20
+    assert sum(len(record.ranks) for record in ledger.records) <= 65_536
+
+
+def test_trace_opens_in_perfetto_with_a_row_for_each_rank(tmp_path):
+    with LocalWorkerGroup(ResourcePool([2]), ClassWithInitArgs(Sizer), role="one", mode="threads") as one:
+        with LocalWorkerGroup(ResourcePool([3]), ClassWithInitArgs(Sizer), role="two") as two:
+            one.double([1, 2])
+            two.double([1, 2, 3])
+            save_trace(tmp_path / "trace.json", [one, two])
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    # What Perfetto needs of the JSON format: a phase, a process and a thread for each, times for spans.
+    assert all({"ph", "name", "pid", "tid"} <= event.keys() for event in events)
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all(event["ts"] > 0 and event["dur"] >= 0 for event in spans)
+    rows = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert [rows[1, row] for row in range(3)] == ["controller", "rank 0", "rank 1"]
+    assert rows[2, 3] == "rank 2"
+    assert {(event["pid"], event["tid"]) for event in spans if event["name"] == "two.double"} == {
+        (2, 0), (2, 1), (2, 2), (2, 3),
+    }  # fmt: skip
+    call = next(event for event in spans if event["name"] == "two.double" and event["tid"] == 0)
+    runs = [event for event in spans if event["name"] == "two.double" and event["tid"] > 0]
+    assert all(call["ts"] <= run["ts"] and run["ts"] + run["dur"] <= call["ts"] + call["dur"] for run in runs)
