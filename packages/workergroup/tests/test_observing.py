@@ -1,7 +1,9 @@
 import json
 
+import pytest
+
 from kapell.decorators import Dispatch, register
-from kapell.workergroup import ClassWithInitArgs, LocalWorkerGroup, ResourcePool, Worker, save_trace
+from kapell.workergroup import ClassWithInitArgs, LocalBackend, LocalWorkerGroup, ResourcePool, Worker, save_trace
 
 
 class Sizer(Worker):
@@ -30,10 +32,8 @@ def test_stats_sum_up_calls_by_method_and_rank():
 
 def test_stats_count_failed_calls_and_survive_close():
     with LocalWorkerGroup(ResourcePool([2]), ClassWithInitArgs(Sizer)) as group:
-        try:
+        with pytest.raises(ExceptionGroup):
             group.fail()
-        except ExceptionGroup:
-            pass
         group.stats()
     assert group.stats()["fail"].failed == 1
 
@@ -50,11 +50,13 @@ def test_accounts_are_bounded():
 
 
 def test_trace_opens_in_perfetto_with_a_row_for_each_rank(tmp_path):
-    with LocalWorkerGroup(ResourcePool([2]), ClassWithInitArgs(Sizer), role="one", mode="threads") as one:
-        with LocalWorkerGroup(ResourcePool([3]), ClassWithInitArgs(Sizer), role="two") as two:
-            one.double([1, 2])
-            two.double([1, 2, 3])
-            save_trace(tmp_path / "trace.json", [one, two])
+    with LocalBackend() as backend:
+        sizer = ClassWithInitArgs(Sizer)
+        one = backend.worker_group(backend.resource_pool([2]), sizer, role="one", mode="threads")
+        two = backend.worker_group(backend.resource_pool([3]), sizer, role="two")
+        one.double([1, 2])
+        two.double([1, 2, 3])
+        save_trace(tmp_path / "trace.json", [one, two])
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     # What Perfetto needs of the JSON format: a phase, a process and a thread for each, times for spans.
     assert all({"ph", "name", "pid", "tid"} <= event.keys() for event in events)

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +43,7 @@ def test_merging_nothing_is_refused():
 def test_split_then_merge_keeps_every_process(counts, data):
     pool = ResourcePool(counts)
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, pool.world_size - 1)), max_size=4)) | {0, pool.world_size})
-    sizes = [stop - start for start, stop in zip(cuts, cuts[1:], strict=False)]
+    sizes = [stop - start for start, stop in pairwise(cuts)]
     parts = pool.split(sizes)
     assert [part.world_size for part in parts] == sizes
     assert ResourcePool.merge(*parts).world_size == pool.world_size

@@ -46,8 +46,8 @@ def test_one_span_for_the_call_with_one_for_each_rank_below(exporter, mode):
 
 def test_span_of_a_failed_call_records_the_error(exporter):
     exporter.clear()
-    with LocalWorkerGroup(ResourcePool([2]), ClassWithInitArgs(Traced), role="traced") as group:
-        with pytest.raises(ExceptionGroup):
-            group.fail()
+    group = LocalWorkerGroup(ResourcePool([2]), ClassWithInitArgs(Traced), role="traced")
+    with group, pytest.raises(ExceptionGroup):
+        group.fail()
     (call,) = [span for span in exporter.get_finished_spans() if span.name == "traced.fail"]
     assert call.attributes["error.type"] == "WorkerFailedError"

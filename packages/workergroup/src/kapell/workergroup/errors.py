@@ -17,6 +17,7 @@ __all__ = [
     "NotRegisteredError",
     "RankContext",
     "RemoteError",
+    "error_text",
     "mesh_place_of",
     "set_mesh_place",
 ]
@@ -53,6 +54,14 @@ class RankContext:
         rows = "" if self.rows is None else f" with {self.rows} rows"
         columns = f" ({', '.join(f'{name}: {shape}' for name, shape in self.columns.items())})" if self.columns else ""
         return f"rank {self.rank} of {self.role}{meshes} in {self.method}{rows}{columns}"
+
+
+def error_text(error: BaseException) -> str:
+    """The message of an exception; a faulty ``__str__`` must not hide it."""
+    try:
+        return str(error)
+    except Exception as broken:  # whatever the user's __str__ raises
+        return f"<no message: its __str__ raised {type(broken).__name__}>"
 
 
 def set_mesh_place(error: BaseException, place: Mapping[str, Mapping[str, int]]) -> None:

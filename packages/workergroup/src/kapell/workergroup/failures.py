@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from .errors import KapellError, LostWorker, RankContext, mesh_place_of
+from .errors import KapellError, LostWorker, RankContext, error_text, mesh_place_of
 from .transport import PackedError, pack_error
 
 __all__ = ["WorkerFailedError", "WorkerLostError", "failed_start"]
@@ -60,7 +60,7 @@ class WorkerFailedError(KapellError, ExceptionGroup):
         kind = WorkerLostError if lost else WorkerFailedError
         message = (
             f"{first.role}.{first.method} {'lost' if lost else 'failed on'} rank {ranks} of {world_size}; "
-            f"first: {type(error).__name__}: {error} [{first}]"
+            f"first: {type(error).__name__}: {error_text(error)} [{first}]"
         )
         contexts = [context for context, _ in ordered]
         return kind(message, [error for _, error in ordered], contexts, results=results, unfinished=unfinished)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .answering import CallRunner, RunTime
 from .environment import worker_env
-from .errors import LostWorker, RemoteError
+from .errors import LostWorker, RemoteError, error_text
 from .failures import failed_start
 from .isolation import isolate
 from .pool import ClassWithInitArgs
@@ -60,7 +60,7 @@ class LocalWorkers(Workers[Answer]):
             return handle.value
         if isinstance(error, Exception):
             raise error
-        raise RemoteError(type(error).__name__, str(error), user_traceback(error)) from error
+        raise RemoteError(type(error).__name__, error_text(error), user_traceback(error)) from error
 
     def is_alive(self, rank: int) -> bool:
         """Whether the worker was neither lost nor closed."""

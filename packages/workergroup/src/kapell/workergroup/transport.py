@@ -8,7 +8,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from .errors import KapellError, RemoteError, mesh_place_of, set_mesh_place
+from .errors import KapellError, RemoteError, error_text, mesh_place_of, set_mesh_place
 
 __all__ = ["PackedError", "pack_error", "show_user_frames", "user_frames", "user_traceback"]
 
@@ -50,14 +50,14 @@ def pack_error(error: BaseException) -> PackedError:
 
     A class with an unusual constructor is rebuilt from its ``args`` and attributes, without calling it.
     """
-    stand_in = RemoteError(type(error).__name__, str(error), user_traceback(error))
+    stand_in = RemoteError(type(error).__name__, error_text(error), user_traceback(error))
     set_mesh_place(stand_in, mesh_place_of(error))
     if not isinstance(error, Exception):
         return PackedError(None, stand_in)
     try:
         payload = _dumps(error)
         back = pickle.loads(payload)
-        same = type(back) is type(error) and str(back) == str(error)
+        same = type(back) is type(error) and error_text(back) == error_text(error)
     except Exception:  # whatever the exception's own members raise
         return PackedError(None, stand_in)
     return PackedError(payload if same else None, stand_in)

@@ -1,0 +1,41 @@
+"""A program that fails ends: nothing that a group started keeps it alive."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from kapell.workergroup import ClassWithInitArgs, LocalWorkerGroup, ResourcePool, Worker
+
+PROGRAM = """
+import time
+from kapell.decorators import Dispatch, register
+from kapell.workergroup import ClassWithInitArgs, LocalWorkerGroup, ResourcePool, Worker
+
+class Sleeper(Worker):
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def sleep(self):
+        time.sleep(600)
+
+group = LocalWorkerGroup(ResourcePool([2]), ClassWithInitArgs(Sleeper), mode="threads")
+watch = group.watch(print, interval=0.1)
+group.sleep()
+raise RuntimeError("the controller fails")
+"""
+
+
+def test_program_with_busy_workers_ends_with_its_error():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "the controller fails" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["serial", "threads"])
+def test_closing_leaves_no_thread(mode):
+    before = set(threading.enumerate())
+    with LocalWorkerGroup(ResourcePool([3]), ClassWithInitArgs(Worker), mode=mode) as group:
+        group.execute_all_sync("get_master_addr_port")
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10.0)
+    assert set(threading.enumerate()) <= before
