@@ -342,3 +342,7 @@ def test_scope_of_normalisation_of_whitened_estimators(columns, name):
         compute_advantages(name, columns, {"norm_scope": "group"})
     with pytest.raises(ValueError, match="known: none, group, batch, mini-batch"):
         compute_advantages(name, columns, {"norm_scope": "groups"})
+
+
+def test_a_batch_of_one_token_keeps_its_raw_advantage():
+    close(gae([[1, 0]], [[0.25, 9]], [[1, 0]]).advantages, [[0.75, 0]])

@@ -379,3 +379,22 @@ def test_a_loss_of_your_own_gets_only_what_it_names():
     close(value, float((2 * LOGP.square() * MASK).sum() / 5))
     torch.testing.assert_close(grad, 4 * LOGP * MASK / 5)
     assert metrics["actor/seen"] == 2
+
+
+def test_gradient_of_the_entropy_is_minus_p_times_log_p_plus_h():
+    logits = LOGITS.clone().requires_grad_()
+    entropy_from_logits(logits).sum().backward()
+    log_p = torch.log_softmax(LOGITS, -1)
+    torch.testing.assert_close(logits.grad, -log_p.exp() * (log_p + 0.947537), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", sorted(policy_losses))
+def test_a_micro_batch_without_rows_still_has_a_backward_pass(name):
+    log_probs = torch.zeros(0, 3, requires_grad=True)
+    empty = torch.zeros(0, 3)
+    columns = {"log_probs": log_probs, "old_log_probs": empty, "advantages": empty, "response_mask": empty}
+    totals = BatchTotals(num_tokens=7, num_sequences=2)
+    loss, metrics = policy_loss(name, columns, ONE_OF_EACH, mode="token-mean", totals=totals)
+    loss.backward()
+    assert loss == 0
+    assert not any(metric.weight for metric in metrics.values())

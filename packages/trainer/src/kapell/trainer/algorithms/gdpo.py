@@ -30,9 +30,10 @@ def gdpo(
     component_weights: Sequence[float] | None = None,
     norm_scope: NormScope | str = NormScope.BATCH,
 ) -> Advantages:
-    """A = whiten(sum_k w_k GRPO(r_k)) over the tokens of the batch; `reward_components` is (B, K), w_k 1 by default.
+    """A = whiten(sum_k w_k GRPO(r_k)) over the tokens of the batch (GDPO, 2601.05242).
 
-    Each component is scaled within its group first, so none drowns another by its size. Groups of one get 0.
+    `reward_components` is (B, K); w_k is 1 by default. Each component is scaled within its group first, so none drowns
+    another by its size. Groups of one get 0.
     """
     mask_BT = as_mask(response_mask)
     groups = group_rows(uid, mask_BT.any(-1))

@@ -41,11 +41,9 @@ class Groups:
         return self.total(values_B) / self.size().clamp(min=1)
 
     def std(self, values_B: Tensor, *, unbiased: bool = True) -> Tensor:
-        """Per row the standard deviation of its group; exactly 0 where all are equal, (B,)."""
+        """Per row the standard deviation of its group, 0 for a group of one, (B,)."""
         squares_B = (values_B - self.mean(values_B)).square()
-        std_B = (self.total(squares_B) / (self.size() - int(unbiased)).clamp(min=1)).sqrt()
-        # The mean of equal numbers is off by rounding, which a division by a tiny std would blow up.
-        return torch.where(self.spread(values_B), std_B, torch.zeros_like(std_B))
+        return (self.total(squares_B) / (self.size() - int(unbiased)).clamp(min=1)).sqrt()
 
     def maximum(self, values_B: Tensor) -> Tensor:
         """Per row the largest value of its group, (B,)."""
@@ -54,7 +52,7 @@ class Groups:
         return lowest_G.scatter_reduce(0, self.index, kept_B, "amax")[self.index]
 
     def spread(self, values_B: Tensor) -> Tensor:
-        """Per row whether its group has different values, (B,) bool."""
+        """Per row whether its group has different values, (B,) bool; exact, unlike a tiny `std` or `x - mean`."""
         return self.maximum(values_B) > -self.maximum(-values_B)
 
     def informative(self) -> Tensor:
