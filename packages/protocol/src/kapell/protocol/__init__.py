@@ -2,12 +2,14 @@
 
 from kapell.protocol.config import DataProtoConfig
 from kapell.protocol.dataproto import DataProto, DataProtoItem, collate_fn, list_of_dict_to_dict_of_list
+from kapell.protocol.disk import BatchFileError, UnsafeValueError
 from kapell.protocol.distributed import all_gather_data_proto
 from kapell.protocol.folding import fold_batch_dim, unfold_batch_dim
 from kapell.protocol.future import DataProtoFuture, Shard, StoredShard
 from kapell.protocol.meta import MetaPolicy, merge_meta, merge_metrics, register_meta_policy
 from kapell.protocol.padding import pad_dataproto_to_divisor, unpad_dataproto
 from kapell.protocol.read_only import ReadOnlyError, ReadOnlyTensor
+from kapell.protocol.schema import Column, Ragged, Schema, SchemaError
 from kapell.protocol.store import MemoryStore, Store
 from kapell.protocol.tensor_bytes import (
     deserialize_single_tensor,
@@ -19,17 +21,23 @@ from kapell.protocol.unions import union_numpy_dict, union_tensor_dict
 from kapell.protocol.wire import pack, unpack
 
 __all__ = [
+    "BatchFileError",
+    "Column",
     "DataProto",
     "DataProtoConfig",
     "DataProtoFuture",
     "DataProtoItem",
     "MemoryStore",
     "MetaPolicy",
+    "Ragged",
     "ReadOnlyError",
     "ReadOnlyTensor",
+    "Schema",
+    "SchemaError",
     "Shard",
     "Store",
     "StoredShard",
+    "UnsafeValueError",
     "all_gather_data_proto",
     "collate_fn",
     "deserialize_single_tensor",

@@ -11,6 +11,11 @@ from kapell.protocol.read_only import ReadOnlyTensor, writable_view
 
 __all__ = ["Arrivals"]
 
+# numpy asks for huge pages from here on, and touching fresh ordinary pages costs several times what copying does: so
+# small pieces share one piece of memory.
+_HUGE = 1 << 22
+_ALIGNMENT = 64  # bytes, as torch aligns its own
+
 
 class Arrivals:
     """The buffers of one packed value at their destination."""
@@ -23,6 +28,7 @@ class Arrivals:
         self._read_only = read_only
         self._pieces = pieces
         self._copies: dict[int, np.ndarray] = {}
+        self._block = np.empty(0, dtype=np.uint8)  # what is left of the memory for small pieces
 
     @staticmethod
     def device_here(name: str) -> torch.device:
@@ -62,5 +68,19 @@ class Arrivals:
         copy = self._copies.get(number)
         if copy is None:
             source = np.frombuffer(self._pieces[number], dtype=np.uint8)
-            copy = self._copies[number] = source if self._ours and source.flags.writeable else source.copy()
+            copy = self._copies[number] = source if self._ours and source.flags.writeable else self._copy(source)
         return copy
+
+    def _copy(self, source: np.ndarray) -> np.ndarray:
+        if source.nbytes >= _HUGE:
+            return source.copy()
+        if source.nbytes > self._block.nbytes:
+            sizes = [memoryview(piece).nbytes for piece in self._pieces]
+            self._block = np.empty(sum(_aligned(size) for size in sizes if size < _HUGE), dtype=np.uint8)
+        copy, self._block = self._block[: source.nbytes], self._block[_aligned(source.nbytes) :]
+        copy[:] = source
+        return copy
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

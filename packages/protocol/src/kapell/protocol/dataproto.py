@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import builtins
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -15,6 +17,9 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from kapell.protocol.columns import cell, column_of_objects, flat_objects, num_rows
 from kapell.protocol.config import DataProtoConfig
 from kapell.protocol.conversion import parts_of_tensordict, to_tensordict
+from kapell.protocol.disk import read_batch, write_batch
+from kapell.protocol.display import describe, summary, to_html
+from kapell.protocol.folding import split_second_dim
 from kapell.protocol.indexing import RowIndex
 from kapell.protocol.meta import copy_meta
 from kapell.protocol.naming import ColumnOperations
@@ -108,6 +113,58 @@ class DataProto(RowOperations, ColumnOperations):
         if isinstance(item, int | np.integer):
             return self._row(int(item))
         return self.select_idxs(item)
+
+    def save(self, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
+        """Write the batch to one file that runs no code when it is read (safetensors with a JSON manifest).
+
+        Objects that JSON cannot express are refused by name unless ``allow_pickle``.
+        """
+        write_batch(self, path, allow_pickle=allow_pickle)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        columns: Iterable[str] | None = None,
+        rows: builtins.slice | None = None,
+        allow_pickle: bool = False,
+    ) -> Self:
+        """Read a batch, or only some columns and a range of rows of it, from a file that `save` wrote."""
+        batch, arrays, meta, padded = read_batch(path, columns=columns, rows=rows, allow_pickle=allow_pickle)
+        loaded = cls(batch=batch, non_tensor_batch=arrays, meta_info=meta)
+        loaded._padded = padded
+        return loaded
+
+    def save_to_disk(self, filepath: str | os.PathLike[str]) -> None:
+        """Do as `save`, under verl's name."""
+        self.save(filepath)
+
+    @classmethod
+    def load_from_disk(cls, filepath: str | os.PathLike[str]) -> Self:
+        """Do as `load`, under verl's name."""
+        return cls.load(filepath)
+
+    def describe(self, rows: int = 3) -> str:
+        """Give a table for a person: columns, dtypes, shapes, bytes, and the first rows."""
+        return describe(self, rows)
+
+    def get_data_info(self) -> str:
+        """Give the table without values, under verl's name."""
+        return describe(self, 0)
+
+    def __repr__(self) -> str:
+        return summary(self)
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
+    def unfold_column_chunks(self, n_split: int, split_keys: Sequence[str] | None = None) -> Self:
+        """Cut the second dimension of the named columns into ``n_split`` rows; other columns repeat each row.
+
+        A cell of an object column is cut as the sequence that it is.
+        """
+        return split_second_dim(self, n_split, split_keys or ())
 
     def clone(self) -> Self:
         """Give a batch that shares no memory with this one."""

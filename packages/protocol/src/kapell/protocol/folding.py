@@ -5,18 +5,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from kapell.protocol.columns import column_of_objects, take
-from kapell.protocol.dataproto import DataProto
+from kapell.protocol.container import BatchContainer
+
+Batch = TypeVar("Batch", bound=BatchContainer)
 
 __all__ = ["fold_batch_dim", "split_second_dim", "unfold_batch_dim"]
 
 
-def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
+def fold_batch_dim(data: Batch, new_batch_size: int) -> Batch:
     """Fold B rows into ``new_batch_size`` rows of K consecutive old ones: (B, ...) becomes (N, K, ...)."""
     if new_batch_size < 1 or len(data) % new_batch_size:
         raise ValueError(f"cannot fold {len(data)} rows into {new_batch_size}; the new size divides the old one")
@@ -28,7 +30,7 @@ def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
     return _reshaped(data, fold, new_batch_size)
 
 
-def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
+def unfold_batch_dim(data: Batch, batch_dims: int = 2) -> Batch:
     """Make rows of the first ``batch_dims`` dimensions: (N, K, ...) becomes (B, ...)."""
     shapes = {name: tuple(_dense(data.column(name)).shape[:batch_dims]) for name in data.columns}
     leading = next(iter(shapes.values()), (0,) * batch_dims)
@@ -39,7 +41,7 @@ def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     return _reshaped(data, lambda column: column.reshape((rows, *column.shape[batch_dims:])), rows)
 
 
-def split_second_dim(data: DataProto, n_split: int, split_keys: Sequence[str]) -> DataProto:
+def split_second_dim(data: Batch, n_split: int, split_keys: Sequence[str]) -> Batch:
     """Cut the second dimension of some columns into rows; the other columns repeat each row ``n_split`` times.
 
     A cell of an object column is cut as the sequence that it is.
@@ -66,7 +68,7 @@ def _dense(column: Any) -> Any:
     return column
 
 
-def _reshaped(data: DataProto, change: Any, rows: int) -> DataProto:
+def _reshaped(data: Batch, change: Any, rows: int) -> Batch:
     tensors = None if data.batch is None else {name: change(column) for name, column in data.batch.items()}
     return data._like(tensors, {name: change(column) for name, column in data.non_tensor_batch.items()}, rows)
 

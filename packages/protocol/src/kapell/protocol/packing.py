@@ -63,7 +63,7 @@ class _Buffers:
         if protocol < _OUT_OF_BAND_PROTOCOL:
             return Arrivals, (self._read_only, *[piece.tobytes() for piece in self._pieces], None, None)
         # The probe twice: kept in the stream it arrives as one object (by the memo), out of band as two.
-        return Arrivals, (self._read_only, *[pickle.PickleBuffer(piece) for piece in self._pieces], _PROBE, _PROBE)
+        return Arrivals, (self._read_only, *[pickle.PickleBuffer(piece.data) for piece in self._pieces], _PROBE, _PROBE)
 
 
 class Packing:

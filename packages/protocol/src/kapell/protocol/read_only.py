@@ -75,7 +75,7 @@ class ReadOnlyTensor(torch.Tensor):
         return f"ReadOnlyTensor({self._plain!r})"
 
     @classmethod
-    def __torch_dispatch__(  # ty: ignore[invalid-method-override]
+    def __torch_dispatch__(  # ty: ignore[incompatible-method-override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}

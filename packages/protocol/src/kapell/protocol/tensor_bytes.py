@@ -37,7 +37,8 @@ def deserialize_single_tensor(arr: TensorBytes) -> torch.Tensor:
 def serialize_tensordict(batch: TensorDictBase) -> tuple[tuple[int, ...], str | None, dict[str, tuple[Any, ...]]]:
     """Give batch size, device and serialized entries; a nested entry is its layout and its rows."""
     encoded: dict[str, tuple[Any, ...]] = {}
-    for name, tensor in batch.items():
+    tensors: dict[str, Any] = dict(batch.items())
+    for name, tensor in tensors.items():
         if tensor.is_nested:
             rows = [serialize_single_tensor(row) for row in tensor.unbind()]
             encoded[name] = (str(tensor.layout).removeprefix("torch."), rows)

@@ -1,8 +1,9 @@
 """Columns: each row operation once, for tensors, jagged tensors, numpy arrays and the entries of a TensorDict."""
 
-from kapell.protocol.columns import entries, numbers  # noqa: F401  # they register their kinds
+from kapell.protocol.columns.entries import ENTRIES
 from kapell.protocol.columns.equality import close, same
 from kapell.protocol.columns.jagged import from_rows, is_jagged, make_jagged, parts_of, ragged_dim
+from kapell.protocol.columns.numbers import NUMBERS
 from kapell.protocol.columns.objects import column_of_objects, flat_objects
 from kapell.protocol.columns.registry import (
     ColumnKind,
@@ -12,8 +13,8 @@ from kapell.protocol.columns.registry import (
     kind_of,
     num_bytes,
     num_rows,
-    register_kind,
     take,
+    use_kinds,
 )
 from kapell.protocol.columns.value_stack import ValueStack, array_of
 
@@ -35,7 +36,8 @@ __all__ = [
     "num_rows",
     "parts_of",
     "ragged_dim",
-    "register_kind",
     "same",
     "take",
 ]
+
+use_kinds((*NUMBERS, *ENTRIES))

@@ -11,10 +11,10 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from kapell.protocol.columns.equality import same
 from kapell.protocol.columns.numbers import weight_of
 from kapell.protocol.columns.objects import column_of_objects
-from kapell.protocol.columns.registry import cell, cut, join, num_bytes, register_kind, require_one, take
+from kapell.protocol.columns.registry import ColumnKind, cell, cut, join, num_bytes, require_one, take
 from kapell.protocol.columns.value_stack import ValueStack, array_of
 
-__all__ = []
+__all__ = ["ENTRIES"]
 
 
 class _Values:
@@ -117,5 +117,4 @@ def _array_of_entry(column: NonTensorStack | NonTensorData) -> np.ndarray:
     return column_of_objects([column.data] * column.batch_size[0])
 
 
-for _kind in (_Values(), _Shared(), _Table()):
-    register_kind(_kind)
+ENTRIES: tuple[ColumnKind, ...] = (_Values(), _Shared(), _Table())

@@ -11,9 +11,9 @@ import torch
 
 from kapell.protocol.columns.jagged import cut_jagged, is_jagged, join_jagged, take_jagged
 from kapell.protocol.columns.objects import flat_objects
-from kapell.protocol.columns.registry import register_kind, require_one
+from kapell.protocol.columns.registry import ColumnKind, require_one
 
-__all__ = ["weight_of"]
+__all__ = ["NUMBERS", "weight_of"]
 
 _SAMPLED_CELLS = 8  # object columns are weighed by a few cells: weighing all would cost more than sending them
 
@@ -158,5 +158,4 @@ def weight_of(value: Any) -> int:
     return sys.getsizeof(value)
 
 
-for _kind in (_Dense(), _Jagged(), _StridedNested(), _Array()):
-    register_kind(_kind)
+NUMBERS: tuple[ColumnKind, ...] = (_Dense(), _Jagged(), _StridedNested(), _Array())

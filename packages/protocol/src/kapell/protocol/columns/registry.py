@@ -7,7 +7,7 @@ columns of a batch can be cut by different rules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,9 +20,9 @@ __all__ = [
     "kind_of",
     "num_bytes",
     "num_rows",
-    "register_kind",
     "require_one",
     "take",
+    "use_kinds",
 ]
 
 
@@ -70,11 +70,9 @@ _WIDER = {
 }
 
 
-def register_kind(kind: ColumnKind) -> None:
-    """Teach every row operation a kind of column; the kinds are asked in the order in which they came."""
-    if any(known.name == kind.name for known in _KINDS):
-        raise ValueError(f"a column kind named {kind.name!r} is registered already")
-    _KINDS.append(kind)
+def use_kinds(kinds: Iterable[ColumnKind]) -> None:
+    """Say which kinds there are; they are asked in this order."""
+    _KINDS[:] = kinds
 
 
 def kind_of(column: Any) -> ColumnKind:

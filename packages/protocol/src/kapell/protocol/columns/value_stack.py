@@ -58,7 +58,7 @@ class ValueStack(NonTensorStack):
         return LinkedList(values, td=self) if as_linked_list else values
 
     @property
-    def device(self) -> torch.device | None:
+    def device(self) -> torch.device | None:  # ty: ignore[incompatible-property-override]
         """The device that tensordict notes at the pieces."""
         return self.__dict__["_device_of_pieces"] if self.__dict__.get("_column") is not None else super().device
 

@@ -47,7 +47,7 @@ def concat_nested_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return join_jagged(tensors)
 
 
-def concat_tensordict(data: Sequence[TensorDictBase]) -> TensorDict:
+def concat_tensordict(data: Sequence[TensorDictBase]) -> TensorDictBase:
     """Join TensorDicts row after row; of values for all rows the first is kept, as verl does."""
     if not data:
         raise ValueError("there is nothing to concatenate: got no TensorDicts")
@@ -61,7 +61,7 @@ def concat_tensordict(data: Sequence[TensorDictBase]) -> TensorDict:
     return TensorDict({name: _joined(name, data, rows) for name in names}, batch_size=[rows], device=data[0].device)
 
 
-def concat_tensordict_with_none_bsz(data: Sequence[TensorDictBase]) -> TensorDict:
+def concat_tensordict_with_none_bsz(data: Sequence[TensorDictBase]) -> TensorDictBase:
     """Join TensorDicts that have no rows, only values for all rows: the first one's values are kept."""
     for number, part in enumerate(data):
         if len(part.batch_size):
