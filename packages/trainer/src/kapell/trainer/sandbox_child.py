@@ -1,0 +1,157 @@
+"""The program inside the sandbox: shuts the door behind itself, then runs code that nobody has read.
+
+It is started by `kapell.trainer.sandbox` as a script, in isolated mode, and imports the standard library only. Its one
+argument names two inherited file descriptors: a request as JSON is read from the first, and the answers go to the
+second, one line each.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import json
+import os
+import platform
+import resource
+import struct
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["confine", "main"]
+
+# From Linux's uapi headers; they are part of its stable interface.
+_CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x40000000, 0x08000000
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
+_SECCOMP_ALLOW, _SECCOMP_ERRNO_EPERM, _SECCOMP_KILL_PROCESS = 0x7FFF0000, 0x00050001, 0x80000000
+_LANDLOCK_CREATE, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT = 444, 445, 446  # the same on every architecture
+_LANDLOCK_READ = 0b1101  # execute, read a file, read a folder
+_LANDLOCK_READ_FILE = 0b0101
+_LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # version of the interface: number of rights on files
+_LANDLOCK_NO_TCP, _LANDLOCK_NO_SIGNALS = 0b11, 0b11  # bind and connect; abstract sockets and signals
+_CAPABILITY_VERSION_3 = 0x20080522
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT = 0x40000000
+# Processes and threads, programs, sockets (io_uring makes them too), other processes' memory, signals to others, and
+# namespaces, in which a process would get back the rights it gave up.
+_FORBIDDEN_CALLS = {
+    "x86_64": {
+        *(56, 57, 58, 435),  # clone, fork, vfork, clone3
+        *(59, 322),  # execve, execveat
+        *(41, 425, 426, 427),  # socket, io_uring_*
+        *(101, 310, 311, 438),  # ptrace, process_vm_readv, process_vm_writev, pidfd_getfd
+        *(62, 200, 234, 424, 129, 297),  # kill, tkill, tgkill, pidfd_send_signal, rt_sigqueueinfo, rt_tgsigqueueinfo
+        *(272, 308, 165, 298, 321, 323, 250),  # unshare, setns, mount, perf_event_open, bpf, userfaultfd, keyctl
+    },
+    "aarch64": {
+        *(220, 435),
+        *(221, 281),
+        *(198, 425, 426, 427),
+        *(117, 270, 271, 438),
+        *(129, 130, 131, 424, 138, 240),
+        *(97, 268, 40, 241, 280, 282, 219),
+    },
+}
+
+
+def confine(limits: Mapping[str, int], folder: str) -> list[str]:
+    """Give up, for good, every right that computing needs none of.
+
+    Returns which of ``network``, ``files`` and ``processes`` the system could close.
+    """
+    closed = set()
+    machine = platform.machine()
+    libc = ctypes.CDLL(None)
+    if sys.platform == "linux":
+        libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC)  # a second wall, where allowed
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if _landlock(libc, folder):
+            closed.add("files")
+    for name, value in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name}", None)
+        if kind is not None:
+            hard = resource.getrlimit(kind)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (value, value))
+    if sys.platform == "linux":
+        header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+        libc.capset(header, bytes(24))  # limits bind root too, once it has no capabilities
+        if machine in _FORBIDDEN_CALLS and _seccomp(libc, _AUDIT_ARCH[machine], _FORBIDDEN_CALLS[machine]):
+            closed |= {"network", "processes"}
+    return sorted(closed)
+
+
+def _landlock(libc: Any, folder: str) -> bool:
+    """Reading is left for Python's own library and the shared objects it loads, everything for ``folder``."""
+    version = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
+    if version < 1:
+        return False
+    rights = (1 << _LANDLOCK_RIGHTS.get(version, 16)) - 1
+    attributes = struct.pack(
+        "QQQ", rights, _LANDLOCK_NO_TCP if version >= 4 else 0, _LANDLOCK_NO_SIGNALS if version >= 6 else 0
+    )
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    rules = libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0)
+    if rules < 0:
+        return False
+    library = sysconfig.get_paths()
+    folders = {library["stdlib"], library["platstdlib"], sysconfig.get_config_var("LIBDIR"), "/lib", "/lib64"}
+    allowed = dict.fromkeys((*folders, "/usr/lib", "/usr/lib64"), _LANDLOCK_READ)
+    allowed |= dict.fromkeys(("/dev/null", "/dev/urandom", "/etc/ld.so.cache"), _LANDLOCK_READ_FILE)
+    for path, access in {**allowed, folder: rights}.items():
+        if path and os.path.exists(path):
+            handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            libc.syscall(_LANDLOCK_ADD_RULE, rules, 1, struct.pack("=Qi", access & rights, handle), 0)
+            os.close(handle)
+    done = libc.syscall(_LANDLOCK_RESTRICT, rules, 0) == 0
+    os.close(rules)
+    return done
+
+
+def _seccomp(libc: Any, arch: int, forbidden: set[int]) -> bool:
+    """A filter in the kernel that answers the forbidden system calls with "not permitted"."""
+    load, equal, above, give = 0x20, 0x15, 0x35, 0x06  # BPF: load a word, jump if ==, jump if >=, return
+    program = [(load, 0, 0, 4), (equal, 1, 0, arch), (give, 0, 0, _SECCOMP_KILL_PROCESS), (load, 0, 0, 0)]
+    program += [(above, 0, 1, _X32_BIT), (give, 0, 0, _SECCOMP_KILL_PROCESS)]
+    for number in sorted(forbidden):
+        program += [(equal, 0, 1, number), (give, 0, 0, _SECCOMP_ERRNO_EPERM)]
+    program.append((give, 0, 0, _SECCOMP_ALLOW))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    pointer = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
+    return libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, pointer, 0, 0) == 0
+
+
+def _run(request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], None]) -> None:
+    # What stands under `if __name__ == "__main__":` is for programs, not for functions that are called.
+    name = "solution" if request["calls"] else "__main__"
+    scope: dict[str, Any] = {"__name__": name, "__builtins__": builtins}
+    exec(compile(request["code"], "<code>", "exec"), scope)
+    for call in request["calls"]:
+        try:
+            value = eval(compile(call, "<test>", "eval"), scope)
+            answer({"value": repr(value)})
+        except Exception as error:
+            answer({"error": f"{type(error).__name__}: {error}"})
+
+
+def main() -> None:
+    """Read a request, confine this process, run the code and then each call in its namespace."""
+    reading, writing = (int(number) for number in sys.argv[1].split(","))
+    with os.fdopen(reading, "rb") as file:
+        request = json.load(file)
+    out = os.fdopen(writing, "w", encoding="utf-8", errors="backslashreplace")
+
+    def answer(line: Mapping[str, Any]) -> None:
+        out.write(json.dumps(line) + "\n")
+        out.flush()
+
+    sys.argv = ["code.py"]
+    closed = confine(request["limits"], request["folder"])
+    answer({"closed": closed})
+    if set(request["required"]) <= set(closed):
+        _run(request, answer)
+
+
+if __name__ == "__main__":
+    main()
