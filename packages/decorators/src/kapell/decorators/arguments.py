@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kapell.decorators import columns
 from kapell.decorators.futures import FutureEntry, is_future
@@ -27,8 +27,7 @@ class PlannedArgument:
     """What messages and tables call it: the parameter's name where the signature is known."""
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """Where an argument stands in the call."""
 
     name: str | None
@@ -124,5 +123,7 @@ def common_columns(batches: Sequence[Any]) -> Mapping[str, None] | None:
     found = [names for names in map(columns.columns_of, batches) if names is not None]
     if not found:
         return None
+    if len(found) == 1:
+        return dict.fromkeys(found[0])
     shared = set(found[0]).intersection(*found)
     return {name: None for name in found[0] if name in shared}

@@ -11,10 +11,20 @@ from kapell.decorators.futures import is_future
 from kapell.decorators.markers import PerWorker, Replicate
 from kapell.decorators.splitting import lookup_splitter, splitter_of
 
-__all__ = ["check_call", "check_padding_argument", "check_types", "labels", "signature_of"]
+__all__ = ["CallSignature", "check_call", "check_padding_argument", "labels", "signature_of"]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def signature_of(cls: type, name: str) -> inspect.Signature:
+class CallSignature(inspect.Signature):
+    """A signature that has already looked up which parameters are annotated with a class."""
+
+    __slots__ = ("classes",)
+    classes: dict[str, type]
+
+
+def signature_of(cls: type, name: str) -> CallSignature:
     """The signature of a method as its callers see it: without `self` or `cls`, annotations resolved where possible.
 
     >>> str(signature_of(str, "partition"))
@@ -24,7 +34,7 @@ def signature_of(cls: type, name: str) -> inspect.Signature:
 
 
 @lru_cache(maxsize=4096)
-def _signature(member: Any) -> inspect.Signature:
+def _signature(member: Any) -> CallSignature:
     function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
@@ -35,39 +45,49 @@ def _signature(member: Any) -> inspect.Signature:
     except Exception:  # a hint may name what only a type checker imports; then it is not checked
         hints = {}
     parameters = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in parameters]
-    return signature.replace(parameters=parameters)
+    seen = CallSignature(parameters, return_annotation=signature.return_annotation)
+    seen.classes = _classes(seen)
+    return seen
 
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+def _classes(signature: inspect.Signature) -> dict[str, type]:
+    if isinstance(signature, CallSignature) and hasattr(signature, "classes"):
+        return signature.classes
+    classes = {}
+    for name, parameter in signature.parameters.items():
+        annotation = typing.get_origin(parameter.annotation) or parameter.annotation
+        if (
+            isinstance(annotation, type)
+            and annotation is not inspect.Parameter.empty
+            and parameter.kind not in _VARIABLE
+        ):
+            classes[name] = annotation
+    return classes
 
 
-def check_call(method: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that the method doesn't take, and say what it takes."""
+def check_call(
+    method: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, types: bool
+) -> None:
+    """Refuse arguments that the method doesn't take, and say what it takes.
+
+    With `types`, also a value without rows where the annotation names a type with rows. Other annotations are left
+    to type checkers: workers are often annotated more narrowly than they behave.
+    """
     try:
-        signature.bind(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         names = [p.name for p in signature.parameters.values()]
         unknown = next((name for name in kwargs if name not in names), None)
         close = difflib.get_close_matches(unknown, names, n=1) if unknown else []
         meant = f"; did you mean {close[0]!r}?" if close else ""
         raise TypeError(f"{method}{signature}: {error}{meant}") from None
-
-
-def check_types(method: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a value without rows where the method's annotation says a type with rows.
-
-    Other annotations are left to type checkers: workers are often annotated more narrowly than they behave.
-    """
-    for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
-        parameter = signature.parameters[name]
-        expected = typing.get_origin(parameter.annotation) or parameter.annotation
-        if not isinstance(expected, type) or expected is inspect.Parameter.empty or lookup_splitter(expected) is None:
+    for name, expected in _classes(signature).items() if types else ():
+        if name not in given or lookup_splitter(expected) is None:
             continue
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        value = given[name]
+        if isinstance(value, expected) or splitter_of(value) is not None or value is signature.parameters[name].default:
             continue
-        if isinstance(value, Replicate | PerWorker) or is_future(value) or value is parameter.default:
-            continue
-        if splitter_of(value) is None and not isinstance(value, expected):
+        if not isinstance(value, Replicate | PerWorker) and not is_future(value):
             raise TypeError(f"{method}: argument {name!r} must be {expected.__name__}, got {type(value).__name__}")
 
 

@@ -52,9 +52,7 @@ def make_plan(
     if mode.arguments is Arguments.CUSTOM:
         return call.plan_custom(args, kwargs, shape if group is None else group)
     if signature is not None:
-        calls.check_call(name, signature, args, kwargs)
-        if mode.arguments is not Arguments.PER_WORKER:
-            calls.check_types(name, signature, args, kwargs)
+        calls.check_call(name, signature, args, kwargs, types=mode.arguments is not Arguments.PER_WORKER)
         if spec.padding_argument is not None:
             calls.check_padding_argument(name, signature, spec.padding_argument, spec.padding_argument in kwargs)
     return call.plan(args, kwargs)
@@ -73,7 +71,8 @@ class _Call:
 
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DispatchPlan:
         slots = self._slots(args, kwargs)
-        sent = self._check_read([value for _, value in slots])
+        per_worker = self.mode.arguments is Arguments.PER_WORKER and not self._alone()
+        sent = self._check_read(slots, per_worker=per_worker)
         lay = self._argument_layout()
         if self._alone():
             planned = [lay.marked(slot, value) or lay.whole(slot, value) for slot, value in slots]
@@ -92,13 +91,15 @@ class _Call:
             raise TypeError(f"{self.name}: the dispatch_fn of {self.mode} must return (args, kwargs), got {laid!r:.80}")
         laid_args, laid_kwargs = tuple(laid[0]), dict(laid[1])
         if self.signature is not None:
-            calls.check_call(self.name, self.signature, laid_args, laid_kwargs)
+            calls.check_call(self.name, self.signature, laid_args, laid_kwargs, types=False)
+        slots = self._slots(laid_args, laid_kwargs)
+        sent = self._check_read(slots, per_worker=not self._alone())
         lay = self._argument_layout()
         lay_one = lay.whole if self._alone() else lay.entry_per_rank
-        planned = [lay_one(slot, value) for slot, value in self._slots(laid_args, laid_kwargs)]
+        planned = [lay_one(slot, value) for slot, value in slots]
         rows, padding = _rows_of_custom(planned, len(lay.ranks))
         collector = CustomCollector(self.name, lay.ranks, self.mode.collect_fn, group, rows, padding, self._alone())
-        return self._plan_of(lay.ranks, lay.ranks, planned, collector, rows=rows, padding_rows=padding)
+        return self._plan_of(lay.ranks, lay.ranks, planned, collector, sent, rows=rows, padding_rows=padding)
 
     def _alone(self) -> bool:
         return self.spec.execute_mode is Execute.RANK_ZERO or self.mode.arguments is Arguments.RANK_ZERO
@@ -113,15 +114,20 @@ class _Call:
         slots = [(Slot(None, index, label(index)), value) for index, value in enumerate(args)]
         return slots + [(Slot(name, None, name), value) for name, value in kwargs.items()]
 
-    def _check_read(self, values: list[Any]) -> tuple[str, ...]:
+    def _check_read(self, slots: _Slots, *, per_worker: bool) -> tuple[str, ...]:
         """The columns that the caller's batches have, when they have those that the method reads."""
-        per_worker = self.mode.arguments is Arguments.PER_WORKER and not self._alone()
-        found = [common_columns(batches_in(value, per_worker=per_worker)) for value in values]
-        there = tuple(dict.fromkeys(name for names in found for name in names or ()))
-        known = not any(is_future(value) and names is None for value, names in zip(values, found, strict=True))
-        if self.spec.reads and known and any(names is not None for names in found):
+        there: dict[str, None] = {}
+        any_batch = any_unknown = False
+        for _, value in slots:
+            names = common_columns(batches_in(value, per_worker=per_worker))
+            if names is not None:
+                any_batch = True
+                there.update(names)
+            elif is_future(value):
+                any_unknown = True
+        if self.spec.reads and any_batch and not any_unknown:
             columns.check_read(self.name, self.spec.reads, set(there), self.shape.writers)
-        return there
+        return tuple(there)
 
     def _plan_rows(self, lay: ArgumentLayout, slots: _Slots, sent: tuple[str, ...]) -> DispatchPlan:
         mesh_name = self.mode.mesh_name
@@ -179,9 +185,7 @@ class _Call:
             sent=sent,
             **collected,
         )
-        reads = self.spec.reads
-        shown = tuple(name for name in sent if not reads or name in reads)
-        return self._plan_of(ranks, collect_ranks, planned, collector, columns=shown, **shards)
+        return self._plan_of(ranks, collect_ranks, planned, collector, sent, **shards)
 
     def _plan_of(
         self,
@@ -189,12 +193,13 @@ class _Call:
         collect_ranks: tuple[int, ...],
         planned: Sequence[PlannedArgument],
         collector: Any,
+        sent: tuple[str, ...],
         *,
         rows: tuple[int, ...] | None = None,
         padding_rows: tuple[int, ...] | None = None,
         **fields: Any,
     ) -> DispatchPlan:
-        none = (0,) * len(ranks)
+        reads, none = self.spec.reads, (0,) * len(ranks)
         return DispatchPlan(
             method=self.method,
             role=self.shape.role,
@@ -204,6 +209,7 @@ class _Call:
             collect_ranks=collect_ranks,
             arguments=tuple(planned),
             collector=collector,
+            columns=tuple(name for name in sent if name in reads) if reads else sent,
             rows=rows or none,
             padding_rows=padding_rows or none,
             **fields,

@@ -2,8 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kapell.decorators.balance import assign_rows
 from kapell.decorators.futures import FuturePart, is_future
@@ -15,8 +14,7 @@ from kapell.decorators.splitting import splitter_of, values_of
 __all__ = ["RowsPlan", "plan_rows"]
 
 
-@dataclass(frozen=True)
-class RowsPlan:
+class RowsPlan(NamedTuple):
     """The distinct values of each argument: one a shard, or one for all."""
 
     values: tuple[Sequence[Any], ...]
@@ -27,12 +25,13 @@ class RowsPlan:
     """Padding rows of each shard, for the method that wants to be told by a keyword."""
 
 
-@dataclass(frozen=True)
-class _Batch:
+class _Batch(NamedTuple):
     label: str
     value: Any
     splitter: Splitter
     num_rows: int
+    parts: Sequence[Any] | None
+    """Of a type that offers chunk only."""
 
 
 def plan_rows(
@@ -52,90 +51,83 @@ def plan_rows(
     futures: set[int] = set()
     for place, (label, value) in enumerate(arguments):
         splitter = splitter_of(value)
-        if is_future(value) and (splitter is None or not hasattr(type(value), "__len__")):
+        if is_future(value) and (splitter is None or not _knows_its_rows(value)):
             futures.add(place)
         elif splitter is not None:
-            found[place] = _Batch(label, value, splitter, splitter.length(value))
+            parts = _chunks(method, label, splitter, kept(value), num_shards) if splitter.take is None else None
+            found[place] = _Batch(label, value, splitter, splitter.length(value), parts)
     batches = list(found.values())
-    chunks: dict[int, Sequence[Any]] = {
-        place: _chunks(method, batch, kept(batch.value), num_shards)
-        for place, batch in found.items()
-        if batch.splitter.take is None
-    }
-    layout = _layout(method, spec, batches, [*chunks.values()], num_shards, world_size) if batches else None
+    layout = _layout(method, spec, batches, num_shards, world_size) if batches else None
     if futures and layout is not None and (layout.order is not None or layout.padded_size is not None):
         raise ValueError(
             f"{method}: argument {arguments[min(futures)][0]!r} is a future whose rows are not known yet; it cannot be "
             "padded or balanced with the other arguments. Wait for it first: .get()"
         )
-    values = [
-        _values(place, kept(value), found, futures, chunks, layout, num_shards)
-        for place, (_, value) in enumerate(arguments)
-    ]
-    wants_padding = spec.padding_argument is not None and layout is not None
-    return RowsPlan(tuple(values), layout, layout.padding if wants_padding and layout is not None else None)
+    values: list[Sequence[Any]] = []
+    for place, (_, value) in enumerate(arguments):
+        if place in found:
+            assert layout is not None
+            batch = found[place]
+            values.append(Shards(kept(value), batch.splitter, layout) if batch.parts is None else batch.parts)
+        elif place in futures:
+            values.append(_future_parts(value, num_shards))
+        else:
+            values.append((value,))
+    told = layout.padding if layout is not None and spec.padding_argument is not None else None
+    return RowsPlan(tuple(values), layout, told)
 
 
-def _values(
-    place: int,
-    value: Any,
-    found: dict[int, _Batch],
-    futures: set[int],
-    chunks: dict[int, Sequence[Any]],
-    layout: RowLayout | None,
-    num_shards: int,
-) -> Sequence[Any]:
-    if place in chunks:
-        return chunks[place]
-    if place in found:
-        assert layout is not None
-        return Shards(value, found[place].splitter, layout)
-    if place in futures:
-        if callable(getattr(value, "chunk", None)):
-            return tuple(value.chunk(num_shards))
-        return tuple(FuturePart(value, shard, num_shards) for shard in range(num_shards))
-    return (value,)
+def _knows_its_rows(future: Any) -> bool:
+    """Whether the length can be asked; a future with `num_rows` says None there as long as nobody knows."""
+    if hasattr(type(future), "num_rows"):
+        return future.num_rows is not None
+    return hasattr(type(future), "__len__")
 
 
-def _chunks(method: str, batch: _Batch, value: Any, num_shards: int) -> Sequence[Any]:
-    assert batch.splitter.chunk is not None
-    parts = tuple(batch.splitter.chunk(value, num_shards))
+def _future_parts(future: Any, num_shards: int) -> Sequence[Any]:
+    if callable(getattr(future, "chunk", None)):
+        return tuple(future.chunk(num_shards))
+    return tuple(FuturePart(future, shard, num_shards) for shard in range(num_shards))
+
+
+def _chunks(method: str, label: str, splitter: Splitter, value: Any, num_shards: int) -> Sequence[Any]:
+    assert splitter.chunk is not None
+    parts = tuple(splitter.chunk(value, num_shards))
     if len(parts) != num_shards:
         raise ValueError(
-            f"{method}: chunk({num_shards}) of argument {batch.label!r} ({batch.splitter.kind}, {batch.num_rows} rows) "
+            f"{method}: chunk({num_shards}) of argument {label!r} ({splitter.kind}, {splitter.length(value)} rows) "
             f"gave {len(parts)} parts"
         )
     return parts
 
 
-def _layout(
-    method: str,
-    spec: MethodSpec,
-    batches: list[_Batch],
-    chunks: list[Sequence[Any]],
-    num_shards: int,
-    world_size: int,
-) -> RowLayout:
+def _layout(method: str, spec: MethodSpec, batches: list[_Batch], num_shards: int, world_size: int) -> RowLayout:
     num_rows = batches[0].num_rows
-    if any(batch.num_rows != num_rows for batch in batches):
+    if len(batches) > 1 and any(batch.num_rows != num_rows for batch in batches):
         found = ", ".join(f"{batch.label!r} has {batch.num_rows} rows" for batch in batches)
         raise ValueError(
             f"{method}: arguments of different lengths cannot be split together: {found}; "
             "wrap what every rank should get whole in Replicate(...)"
         )
-    layout = RowLayout.even(num_rows, num_shards)
-    if spec.balance_by is not None or spec.group_by is not None:
+    if spec.balance_by is None and spec.group_by is None:
+        layout = RowLayout.even(num_rows, num_shards)
+    else:
         layout = _balanced(method, spec, batches, num_rows, num_shards)
-    for parts, batch in zip(chunks, [batch for batch in batches if batch.splitter.take is None], strict=True):
-        sizes = tuple(batch.splitter.length(part) for part in parts)
-        if len(batches) == 1:
-            layout = RowLayout(sizes, layout.order)
-        if sizes != layout.sizes or layout.order is not None:
-            raise ValueError(
-                f"{method}: {batch.splitter.kind} offers chunk only and cuts argument {batch.label!r} at {list(sizes)} "
-                f"rows; this call needs {list(layout.sizes)}{' in another order' if layout.order is not None else ''}"
-            )
+    for batch in batches:
+        if batch.parts is not None:
+            layout = _as_chunked(method, batch, batch.parts, layout, alone=len(batches) == 1)
     return _padded(method, spec, batches, layout, world_size)
+
+
+def _as_chunked(method: str, batch: _Batch, parts: Sequence[Any], layout: RowLayout, *, alone: bool) -> RowLayout:
+    """The layout by which a type that offers chunk only was cut; other arguments must be cut at the same rows."""
+    sizes = tuple(batch.splitter.length(part) for part in parts)
+    if layout.order is None and (alone or sizes == layout.sizes):
+        return RowLayout(sizes)
+    raise ValueError(
+        f"{method}: {batch.splitter.kind} offers chunk only and cuts argument {batch.label!r} at {list(sizes)} "
+        f"rows; this call needs {list(layout.sizes)}{' in another order' if layout.order is not None else ''}"
+    )
 
 
 def _padded(method: str, spec: MethodSpec, batches: list[_Batch], layout: RowLayout, world_size: int) -> RowLayout:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, overload
 
@@ -31,6 +32,7 @@ class RowLayout:
         object.__setattr__(self, "_starts", tuple(accumulate(self.sizes, initial=0)))
 
     @staticmethod
+    @lru_cache(maxsize=32)
     def even(num_rows: int, count: int) -> "RowLayout":
         """Shards that differ by at most one row, the larger ones first."""
         size, larger = divmod(num_rows, count)
