@@ -50,7 +50,7 @@ class WorkerGroup(GroupViews):
     A backend's group makes its `Workers` and hands them over here. ``timeout`` bounds every call that sets none itself.
     """
 
-    pending_call_class: ClassVar[type[PendingCall[Any]]] = PendingCall
+    pending_call_class: ClassVar[Callable[..., PendingCall[Any]]] = PendingCall
     """What a non-blocking call returns; a backend may have its own kind."""
 
     def __init__(
