@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 from uuid import uuid4
 
@@ -12,7 +12,7 @@ import ray
 from kapell.workergroup import ClassWithInitArgs, PendingCall, WorkerGroup, colocated_roles
 
 from .classes import RayClassWithInitArgs
-from .pending import RayPendingCall
+from .pending import pending_call
 from .pools import RayResourcePool
 from .starting import GroupStart, Starter
 from .workers import RayWorkers
@@ -28,7 +28,7 @@ class RayWorkerGroup(WorkerGroup):
     call that sets none itself, ``start_timeout`` the constructors.
     """
 
-    pending_call_class: ClassVar[type[PendingCall[Any]]] = RayPendingCall
+    pending_call_class: ClassVar[Callable[..., PendingCall[Any]]] = staticmethod(pending_call)
 
     def __init__(
         self,

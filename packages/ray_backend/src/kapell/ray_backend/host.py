@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
-from kapell.workergroup import CallRunner, ClassWithInitArgs, RunTime, invoke
-from kapell.workergroup.answering import RUN_TIMES
+from kapell.workergroup import CallRunner, ClassWithInitArgs
 
 from .failures import leaving_error
 from .rendezvous import PortClaim, claim_port
@@ -71,7 +68,7 @@ class WorkerHost:
             # A small one comes packed; a larger one was put once for all ranks, and Ray has opened it.
             made = unpack(packed[0], packed[1], packed[2:]) if isinstance(packed, tuple | list) else packed
             self._cls_with_init = made
-            self._runner = self._make_runner(made.worker_class(*made.args, **made.kwargs))
+            self._runner = CallRunner(made.worker_class(*made.args, **made.kwargs))
         except BaseException as error:
             raise leaving_error(error) from None
 
@@ -87,9 +84,6 @@ class WorkerHost:
             return shipped(self._runner.run(head[0], args, kwargs, **options))
         except BaseException as error:
             raise leaving_error(error) from None
-
-    def _make_runner(self, worker: Any) -> CallRunner:
-        return CallRunner(worker)
 
     def _see_own_device(self) -> None:
         """Where Ray must leave visible devices alone, all are visible: the local rank is then the device's id."""
@@ -107,41 +101,12 @@ class AsyncWorkerHost(WorkerHost):
 
     async def call(self, head: Sequence[Any], *values: Any) -> Any:
         """As `WorkerHost.call`; awaits async methods."""
-        assert isinstance(self._runner, _LoopRunner)
+        assert self._runner is not None
         try:
             args, kwargs, options = _opened(head, values)
             return shipped(await self._runner.run_async(head[0], args, kwargs, **options))
         except BaseException as error:
             raise leaving_error(error) from None
-
-    def _make_runner(self, worker: Any) -> CallRunner:
-        return _LoopRunner(worker)
-
-
-class _LoopRunner(CallRunner):
-    """Awaits async methods on the actor's own event loop instead of one call after the other."""
-
-    async def run_async(
-        self,
-        method: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        target: str,
-        wanted: bool,
-        number: int,
-        trace: str,
-    ) -> Any:
-        if method == RUN_TIMES:
-            return self.take_run_times()
-        started = time.time()
-        try:
-            result = invoke(self.worker, target, method, args, kwargs)
-            if inspect.iscoroutine(result):
-                result = await result
-        finally:
-            self._log.append(RunTime(number, started, time.time()))
-        return result if wanted else None
 
 
 def _opened(head: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:

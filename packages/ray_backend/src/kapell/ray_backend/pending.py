@@ -1,20 +1,23 @@
-"""What a non-blocking call on Ray returns: Kapell's future and, for code written for verl, a list of Ray references."""
+"""What a non-blocking call on Ray returns: Kapell's future, which also serves code written for verl."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 import ray
 
+from kapell.decorators import Reduction
 from kapell.workergroup import PendingCall
 
-__all__ = ["RayPendingCall", "ResultElsewhere"]
+__all__ = ["RayPendingCall", "ResultElsewhere", "pending_call", "references"]
 
 ResultT = TypeVar("ResultT")
 
 
-class RayPendingCall(PendingCall[ResultT], list):  # ty: ignore[unsupported-base]
+class RayPendingCall(PendingCall[ResultT], list):
     """A call under way. ``get``, ``await`` and ``as_completed`` work as on every backend.
 
     It also is the list of references to the collected ranks' results, so that ``ray.get(pending)`` gives these as a
@@ -22,8 +25,13 @@ class RayPendingCall(PendingCall[ResultT], list):  # ty: ignore[unsupported-base
     """
 
     def __init__(self, route: Any, method: str, plan: Any, handles: Any, record: Any, **options: Any) -> None:
-        list.__init__(self, [handles[route.ranks[rank]] for rank in plan.collect_ranks])
+        list.__init__(self, references(route, plan, handles))
         PendingCall.__init__(self, route, method, plan, handles, record, **options)
+
+    @property
+    def num_rows(self) -> int | None:
+        """None, although it is a list: as a batch, its length is not known yet."""
+        return None
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return ResultElsewhere, (list(self), self.plan.collector)
@@ -34,18 +42,34 @@ class RayPendingCall(PendingCall[ResultT], list):  # ty: ignore[unsupported-base
     __ne__ = object.__ne__
 
 
+def pending_call(route: Any, method: str, plan: Any, *rest: Any, **options: Any) -> PendingCall[Any]:
+    """The kind of future that fits the call: one that is a batch where ranks' rows are joined, else a list."""
+    joins = getattr(plan.collector, "reduction", None) is Reduction.CONCAT
+    # Only who has loaded kapell.protocol, and with it torch, can ask for a DataProtoFuture.
+    if joins and "kapell.protocol" in sys.modules:
+        kind = import_module("kapell.ray_backend.pending_batch").RayPendingBatch
+    else:
+        kind = RayPendingCall
+    return kind(route, method, plan, *rest, **options)
+
+
 class ResultElsewhere:
     """A pending call in a process that did not make it: fetches the ranks' results and collects them there."""
 
     __kapell_future__ = True
 
-    def __init__(self, references: Sequence[ray.ObjectRef], collector: Callable[[list[Any]], Any]) -> None:
-        self._references = list(references)
+    def __init__(self, refs: Sequence[ray.ObjectRef], collector: Callable[[list[Any]], Any]) -> None:
+        self._refs = list(refs)
         self._collector = collector
 
     def get(self, timeout: float | None = None) -> Any:
         """The collected result. Raises what the call raised, or ``ray.exceptions.GetTimeoutError``."""
-        return self._collector(ray.get(self._references, timeout=timeout))
+        return self._collector(ray.get(self._refs, timeout=timeout))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ResultElsewhere, (self._references, self._collector)
+        return ResultElsewhere, (self._refs, self._collector)
+
+
+def references(route: Any, plan: Any, handles: Any) -> list[ray.ObjectRef]:
+    """The references to the results that a call collects, in the order in which they are joined."""
+    return [handles[route.ranks[rank]] for rank in plan.collect_ranks]

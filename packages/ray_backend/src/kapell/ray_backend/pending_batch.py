@@ -1,0 +1,73 @@
+"""What a non-blocking call returns whose ranks' rows are joined into a batch: a pending call and a `DataProtoFuture`.
+
+Apart from `pending`, since `kapell.protocol` brings torch, which not every program on Ray needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+
+from kapell.protocol import DataProtoFuture
+from kapell.workergroup import PendingCall
+
+from .pending import ResultElsewhere, references
+from .shipping import shipped
+
+__all__ = ["RayPendingBatch", "RayStore"]
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class RayStore:
+    """Ray's object store, as `DataProtoFuture` uses one. What it gives is private and writable."""
+
+    def put(self, value: Any) -> ray.ObjectRef:
+        """Keep a value and give a reference to it."""
+        return ray.put(shipped(value))
+
+    def get(self, refs: Sequence[ray.ObjectRef], *, timeout: float | None = None) -> list[Any]:
+        """Give the values in order. Raises a TimeoutError after ``timeout`` seconds."""
+        return ray.get(list(refs), timeout=timeout)
+
+    def wait(
+        self, refs: Sequence[ray.ObjectRef], *, timeout: float | None = None
+    ) -> tuple[list[ray.ObjectRef], list[ray.ObjectRef]]:
+        """Wait until all are there or the time is over; give those that are there and those that are not."""
+        return ray.wait(list(refs), num_returns=len(refs), timeout=timeout) if refs else ([], [])
+
+
+class RayPendingBatch(PendingCall[ResultT], DataProtoFuture):
+    """A call under way that makes a batch. Cutting it is bookkeeping; each part fetches its rows where it is used."""
+
+    def __init__(self, route: Any, method: str, plan: Any, handles: Any, record: Any, **options: Any) -> None:
+        self._refs = references(route, plan, handles)
+        PendingCall.__init__(self, route, method, plan, handles, record, **options)
+
+    def get(self, timeout: float | None = None, *, columns: Sequence[str] | None = None) -> Any:
+        """The joined batch, or only the named columns of it; see `PendingCall.get` for what it raises."""
+        return PendingCall.get(self, timeout) if columns is None else self._future().get(timeout, columns=columns)
+
+    @property
+    def futures(self) -> tuple[ray.ObjectRef, ...]:
+        """References to the collected ranks' results."""
+        return tuple(self._refs)
+
+    @property
+    def num_rows(self) -> int | None:
+        """None: a method may return other rows than it was given."""
+        return None
+
+    def chunk(self, chunks: int) -> list[DataProtoFuture]:
+        """Cut into exactly ``chunks`` parts, which are cut where they are used."""
+        return self._future().chunk(chunks)
+
+    def _future(self) -> DataProtoFuture:
+        return DataProtoFuture(self._refs, RayStore(), collect_fn=self.plan.collector)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return ResultElsewhere, (self._refs, self.plan.collector)
