@@ -17,7 +17,7 @@ def test_known_backend_that_is_missing_says_what_to_install():
 
 
 def test_any_missing_backend_says_how_one_is_offered():
-    with pytest.raises(LookupError, match="entry point in the group 'kapell.backends'"):
+    with pytest.raises(LookupError, match=r"entry point in the group 'kapell\.backends'"):
         load_backend("zzz")
 
 

@@ -1,12 +1,13 @@
 """A program that fails ends: nothing that a group started keeps it alive."""
 
+import gc
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from kapell.workergroup import ClassWithInitArgs, LocalWorkerGroup, ResourcePool, Worker
+from kapell.workergroup import ClassWithInitArgs, LocalBackend, LocalWorkerGroup, ResourcePool, Worker
 
 PROGRAM = """
 import time
@@ -39,3 +40,20 @@ def test_closing_leaves_no_thread(mode):
     for thread in set(threading.enumerate()) - before:
         thread.join(10.0)
     assert set(threading.enumerate()) <= before
+
+
+def test_group_that_nobody_holds_ends_its_threads():
+    before = set(threading.enumerate())
+    with LocalBackend("threads") as backend:
+        group = backend.worker_group(backend.resource_pool([2]), ClassWithInitArgs(Worker))
+        view = group[0]
+        del group
+        gc.collect()
+        assert len(view.execute_all_sync("get_master_addr_port")) == 1
+        started = set(threading.enumerate()) - before
+        assert len(started) == 2
+        del view
+        gc.collect()
+        for thread in started:
+            thread.join(10.0)
+        assert not any(thread.is_alive() for thread in started)

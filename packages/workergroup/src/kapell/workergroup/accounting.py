@@ -11,7 +11,8 @@ from .answering import RunTime
 
 __all__ = ["CallRecord", "Ledger", "RankCost"]
 
-_KEPT_RANK_COSTS = 65_536  # about 10 MB, whether it is 16 calls of 4,096 ranks or 8,192 calls of 8
+_KEPT_CALLS = 1024  # more would cost the garbage collector time in every call
+_KEPT_RANK_COSTS = 65_536  # about 10 MB: 16 calls of 4,096 ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Ledger:
         self._records.append(record)
         self._by_number[record.number] = record
         self._kept += size
-        while self._kept > _KEPT_RANK_COSTS and len(self._records) > 1:
+        while len(self._records) > 1 and (self._kept > _KEPT_RANK_COSTS or len(self._records) > _KEPT_CALLS):
             oldest = self._records.popleft()
             del self._by_number[oldest.number]
             self._kept -= len(oldest.ranks)

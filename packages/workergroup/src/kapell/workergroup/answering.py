@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import copy_context
-from types import TracebackType
+from types import CoroutineType
 from typing import Any, NamedTuple
 
 from kapell.decorators import is_future, spec_of
@@ -22,6 +22,7 @@ __all__ = ["RUN_TIMES", "CallRunner", "RunTime", "invoke"]
 RUN_TIMES = "__kapell_run_times__"
 """Instead of a method's name: asks a `CallRunner` for its log of run times."""
 
+_NO_SPAN = nullcontext()
 _KEPT_RUN_TIMES = 4096  # about 400 kB; a controller that never asks must not fill the worker's memory
 
 
@@ -47,7 +48,7 @@ class CallRunner:
     def __init__(self, worker: Any, *, receive: Callable[[Any], Any] | None = None) -> None:
         self.worker = worker
         self._receive = receive
-        self._log: deque[RunTime] = deque(maxlen=_KEPT_RUN_TIMES)
+        self._log: deque[tuple[int, float, float]] = deque(maxlen=_KEPT_RUN_TIMES)
         # One event loop a worker, kept over its calls: locks and queues of async methods live as long as the worker.
         self._loop = asyncio.Runner()
 
@@ -65,10 +66,17 @@ class CallRunner:
         """The answer to one call: the method's result, or None unless ``wanted``; see `RankCall` for the rest."""
         if method == RUN_TIMES:
             return self.take_run_times()
-        with _Noted(self, number, trace, method, target):
-            result = invoke(self.worker, target, method, args, kwargs, receive=self._receive)
-            if inspect.iscoroutine(result):
-                result = self._finish(result)
+        with worker_span(trace, method) if trace else _NO_SPAN:
+            started = time.time()
+            try:
+                result = invoke(self.worker, target, method, args, kwargs, receive=self._receive)
+                if type(result) is CoroutineType:
+                    result = self._finish(result)
+            except BaseException as error:
+                set_mesh_place(error, self._mesh_place(target))
+                raise
+            finally:
+                self._log.append((number, started, time.time()))
         return result if wanted else None
 
     async def run_async(
@@ -85,17 +93,24 @@ class CallRunner:
         """As `run`, for a process with an event loop of its own: async methods run side by side."""
         if method == RUN_TIMES:
             return self.take_run_times()
-        with _Noted(self, number, trace, method, target):
-            result = invoke(self.worker, target, method, args, kwargs, receive=self._receive)
-            if inspect.iscoroutine(result):
-                result = await result
+        with worker_span(trace, method) if trace else _NO_SPAN:
+            started = time.time()
+            try:
+                result = invoke(self.worker, target, method, args, kwargs, receive=self._receive)
+                if type(result) is CoroutineType:
+                    result = await result
+            except BaseException as error:
+                set_mesh_place(error, self._mesh_place(target))
+                raise
+            finally:
+                self._log.append((number, started, time.time()))
         return result if wanted else None
 
     def take_run_times(self) -> list[RunTime]:
         """The log of run times since the last time it was taken."""
         times = []
         while self._log:
-            times.append(self._log.popleft())
+            times.append(RunTime(*self._log.popleft()))
         return times
 
     def close(self) -> None:
@@ -112,43 +127,12 @@ class CallRunner:
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(self._loop.run, coroutine, context=context).result()
 
-    def _note(self, number: int, started: float) -> None:
-        self._log.append(RunTime(number, started, time.time()))
-
     def _mesh_place(self, target: str) -> dict[str, dict[str, int]]:
         try:
             owner = self.worker.role_worker(target) if target else self.worker
         except KeyError:
             return {}
         return dict(getattr(owner, "mesh_places", {}))
-
-
-class _Noted:
-    """One call under way: logs when it ran, spans it, and marks its error with the worker's place in its meshes."""
-
-    __slots__ = ("_method", "_number", "_runner", "_span", "_started", "_target", "_trace")
-
-    def __init__(self, runner: CallRunner, number: int, trace: str, method: str, target: str) -> None:
-        self._runner = runner
-        self._number = number
-        self._trace = trace
-        self._method = method
-        self._target = target
-
-    def __enter__(self) -> None:
-        self._span = worker_span(self._trace, self._method) if self._trace else None
-        self._started = time.time()
-        if self._span is not None:
-            self._span.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            set_mesh_place(error, self._runner._mesh_place(self._target))
-        self._runner._note(self._number, self._started)
-        if self._span is not None:
-            self._span.__exit__(kind, error, trace)
 
 
 def invoke(

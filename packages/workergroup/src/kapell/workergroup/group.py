@@ -75,7 +75,7 @@ class WorkerGroup(GroupViews):
         self._shape = GroupShape(world_size=len(route.ranks), role=route.role, meshes=_Meshes(self))
         self._methods: dict[str, GroupMethod] = {}
         for name, (spec, function) in _labelled_methods(worker_class).items():
-            if hasattr(WorkerGroup, name):
+            if hasattr(type(self), name):
                 raise ValueError(
                     f"{worker_class.__name__}.{name} is @register-ed, but {name!r} is the group's own; "
                     "rename the method"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +12,7 @@ from .colocation import colocated_roles
 from .environment import placement_env, show_worker_env
 from .group import CALL_SECONDS, WorkerGroup
 from .pool import ClassWithInitArgs, ResourcePool
+from .routing import Runtime
 from .serial import LocalWorkers, SerialWorkers
 from .threads import ThreadWorkers
 
@@ -60,6 +62,8 @@ class LocalWorkerGroup(WorkerGroup):
         workers = _WORKERS[mode](role, cls_with_init, envs)
         roles = colocated_roles(cls_with_init)
         super().__init__(workers, cls_with_init.worker_class, role=role, roles=roles, timeout=timeout)
+        # When the last view is gone, so is the use of the threads.
+        weakref.finalize(self._route.runtime, workers.close)
 
     def lose(self, rank: int) -> None:
         """Act as if the process of one worker had died, to test what a program does then; ``restart`` revives it."""
@@ -74,7 +78,7 @@ class LocalBackend(Backend):
 
     def __init__(self, mode: Mode = "serial") -> None:
         self._mode: Mode = mode
-        self._groups: list[WorkerGroup] = []
+        self._runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
     def resource_pool(self, process_on_nodes: Sequence[int], **options: Any) -> ResourcePool:
         """A pool that reserves nothing; ``options`` are those of `ResourcePool`."""
@@ -92,14 +96,13 @@ class LocalBackend(Backend):
         """Build the workers here; ``mode`` may differ from the backend's."""
         options.setdefault("mode", self._mode)
         group = LocalWorkerGroup(pool, cls_with_init, role=role, worker_env=worker_env, **options)
-        self._groups.append(group)
+        self._runtimes.add(group._route.runtime)
         return group
 
     def close(self) -> None:
         """Close every group made here."""
-        for group in self._groups:
-            group.close()
-        self._groups.clear()
+        for runtime in list(self._runtimes):
+            runtime.close()
 
 
 def _free_port() -> int:

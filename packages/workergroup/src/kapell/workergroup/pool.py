@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 __all__ = ["ClassWithInitArgs", "ResourcePool"]
 
@@ -69,6 +70,17 @@ class ResourcePool:
     def node_rank_list(self) -> list[int]:
         """For each rank, the number of its node."""
         return [node for node, count in enumerate(self._process_on_nodes) for _ in range(count)]
+
+    def close(self) -> None:
+        """Give back what a backend reserved for the pool; in process, nothing. Harmless when repeated."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
     def split_sizes(self, split_size: int | Sequence[int]) -> list[list[int]]:
         """The ``process_on_nodes`` of each part when the ranks are cut, in order, into parts of ``split_size``.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Route", "Runtime"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Runtime:
     """Shared by a group and its views, which keep it, and so the workers, alive."""
 

@@ -15,7 +15,12 @@ from .pool import ClassWithInitArgs
 from .transport import show_user_frames, user_traceback
 from .workers import RankCall, Workers
 
-__all__ = ["Answer", "LocalWorkers", "SerialWorkers"]
+__all__ = ["Answer", "LocalWorkers", "SerialWorkers", "private_arguments"]
+
+
+def private_arguments(call: RankCall) -> tuple[list[Any], dict[str, Any]]:
+    """Copies of a call's arguments, made before `submit` returns: what the caller writes later is not the worker's."""
+    return [isolate(value) for value in call.args], {name: isolate(value) for name, value in call.kwargs.items()}
 
 
 class Answer:
@@ -99,26 +104,13 @@ class LocalWorkers(Workers[Answer]):
         worker = plain.worker_class(*isolate(plain.args), **isolate(plain.kwargs))
         return CallRunner(worker, receive=isolate)
 
-    def _copied(self, call: RankCall) -> RankCall:
-        # Before the call returns: what the caller writes afterwards must not reach the worker.
-        call.args = tuple([isolate(value) for value in call.args])
-        call.kwargs = {name: isolate(value) for name, value in call.kwargs.items()}
-        return call
-
-    def _run(self, call: RankCall) -> Any:
+    def _run(self, call: RankCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call whose arguments are private already."""
         runner = self._runners[call.rank]
         if runner is None:
             raise LostWorker(f"rank {call.rank} of {self._role} was lost; restart it")
-        result = runner.run(
-            call.method,
-            call.args,
-            call.kwargs,
-            target=call.target,
-            wanted=call.wanted,
-            number=call.number,
-            trace=call.trace,
-        )
-        return isolate(result)
+        target, wanted, number, trace = call.target, call.wanted, call.number, call.trace
+        return isolate(runner.run(call.method, args, kwargs, target=target, wanted=wanted, number=number, trace=trace))
 
     def _error_of(self, answer: Answer) -> Exception:
         """The error of a failed answer as `fetch` raises it."""
@@ -145,7 +137,7 @@ class SerialWorkers(LocalWorkers):
 
     def submit(self, call: RankCall) -> Answer:
         """Run the call here."""
-        return self._here(call.rank, self._run, self._copied(call))
+        return self._here(call.rank, self._run, call, *private_arguments(call))
 
     def wait(self, handles: Sequence[Answer], timeout: float | None) -> list[Answer]:
         """All of them."""

@@ -12,7 +12,7 @@ from .answering import CallRunner
 from .errors import BusyRank, CallTimeoutError, LostWorker
 from .failures import failed_start
 from .pool import ClassWithInitArgs
-from .serial import Answer, LocalWorkers
+from .serial import Answer, LocalWorkers, private_arguments
 from .workers import RankCall
 
 __all__ = ["ThreadWorkers"]
@@ -33,7 +33,7 @@ class ThreadWorkers(LocalWorkers):
 
     def submit(self, call: RankCall) -> Answer:
         """Queue the call for its worker's thread."""
-        return self._queue(call.rank, self._run, self._copied(call))
+        return self._queue(call.rank, self._run, call, *private_arguments(call))
 
     def wait(self, handles: Sequence[Answer], timeout: float | None) -> list[Answer]:
         """Those that are done, as soon as one is."""
