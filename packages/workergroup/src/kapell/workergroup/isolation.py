@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+from kapell.decorators import is_future
+
 __all__ = ["isolate"]
 
 _IMMUTABLE = frozenset(
@@ -23,12 +25,16 @@ def isolate(value: Any) -> Any:
     copied once. What pickle refuses, such as a closure, is copied as `copy.deepcopy` does it.
     """
     kind = type(value)
-    if kind in _IMMUTABLE or getattr(kind, "__kapell_future__", False):
+    if kind in _IMMUTABLE:
         return value
-    if kind in (tuple, list) and _IMMUTABLE.issuperset(map(type, value)):
-        return kind(value)
-    if kind is dict and _IMMUTABLE.issuperset(map(type, value.values())):
-        return dict(value)
+    if kind is list or kind is tuple:
+        if _IMMUTABLE.issuperset(map(type, value)):
+            return kind(value)
+    elif kind is dict:
+        if _IMMUTABLE.issuperset(map(type, value.values())):
+            return dict(value)
+    elif is_future(value):
+        return value
     if copier := _copier(kind):
         return copier(value)
     stream = io.BytesIO()

@@ -66,29 +66,35 @@ class Route:
         """
         if self.runtime.closed:
             raise GroupClosedError(self.role)
-        workers, ranks = self.runtime.workers, self.ranks
-        record = self.runtime.ledger.open(self.role, method, began, [ranks[rank] for rank in plan.ranks])
+        workers = self.runtime.workers
+        own_ranks = [self.ranks[rank] for rank in plan.ranks]
+        record = self.runtime.ledger.open(self.role, method, began, own_ranks)
         put_began = time.perf_counter()
-        positional, named = [], []
+        positional: list[list[Any]] = []
+        named: dict[str, list[Any]] = {}
         for argument in plan.arguments:
             shipped, sizes = _put(workers, argument.values, argument.index)
             record.bytes_in = [size + sizes[at] for size, at in zip(record.bytes_in, argument.index, strict=True)]
+            column = [shipped[at] for at in argument.index]
             if argument.name is None:
-                positional.append((shipped, argument.index))
+                positional.append(column)
             else:
-                named.append((argument.name, shipped, argument.index))
+                named[argument.name] = column
         record.put_seconds = time.perf_counter() - put_began
 
-        wanted = set(plan.collect_ranks)
+        num_ranks = len(own_ranks)
+        all_args = list(zip(*positional, strict=True)) if positional else [()] * num_ranks
+        all_kwargs: list[dict[str, Any]] = [{}] * num_ranks
+        if named:
+            all_kwargs = [dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True)]
+        collected = set(plan.collect_ranks)
         trace = "" if span is None else span.trace
+        submit, number, sending = workers.submit, record.number, record.sending
         handles = {}
-        sending = record.sending
-        for slot, rank in enumerate(plan.ranks):
-            args = tuple([shipped[index[slot]] for shipped, index in positional])
-            kwargs = {name: shipped[index[slot]] for name, shipped, index in named}
-            call = RankCall(ranks[rank], method, args, kwargs, self.target, rank in wanted, record.number, trace)
+        for rank, own_rank, args, kwargs in zip(plan.ranks, own_ranks, all_args, all_kwargs, strict=True):
+            call = RankCall(own_rank, method, args, kwargs, self.target, rank in collected, number, trace)
             sending.append(time.time())
-            handles[ranks[rank]] = workers.submit(call)
+            handles[own_rank] = submit(call)
         sending.append(time.time())
         return handles, record
 
@@ -107,9 +113,11 @@ def _put(workers: Workers[Any], values: Sequence[Any], index: Sequence[int]) -> 
     if len(values) == 1:
         (value,) = values
         return [workers.put(value, len(index))], [size_of(value)]
-    num_readers = Counter(index)
-    shipped, sizes = [], []
-    for position, value in enumerate(values):  # may cut each shard as it is asked for: once
-        sizes.append(size_of(value))
-        shipped.append(workers.put(value, num_readers[position]))
-    return shipped, sizes
+    own_values = list(values)  # may cut each shard as it is asked for: once
+    put = workers.put
+    if len(own_values) == len(index):
+        shipped = [put(value, 1) for value in own_values]
+    else:
+        num_readers = Counter(index)
+        shipped = [put(value, num_readers[position]) for position, value in enumerate(own_values)]
+    return shipped, [size_of(value) for value in own_values]

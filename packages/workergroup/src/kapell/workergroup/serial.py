@@ -20,7 +20,8 @@ __all__ = ["Answer", "LocalWorkers", "SerialWorkers", "private_arguments"]
 
 def private_arguments(call: RankCall) -> tuple[list[Any], dict[str, Any]]:
     """Copies of a call's arguments, made before `submit` returns: what the caller writes later is not the worker's."""
-    return [isolate(value) for value in call.args], {name: isolate(value) for name, value in call.kwargs.items()}
+    kwargs = {name: isolate(value) for name, value in call.kwargs.items()} if call.kwargs else {}
+    return [isolate(value) for value in call.args], kwargs
 
 
 class Answer:
@@ -137,7 +138,11 @@ class SerialWorkers(LocalWorkers):
 
     def submit(self, call: RankCall) -> Answer:
         """Run the call here."""
-        return self._here(call.rank, self._run, call, *private_arguments(call))
+        answer = Answer()
+        self._answer(answer, call.rank, self._run, call, *private_arguments(call))
+        if isinstance(answer.error, KeyboardInterrupt):
+            raise answer.error
+        return answer
 
     def wait(self, handles: Sequence[Answer], timeout: float | None) -> list[Answer]:
         """All of them."""
@@ -151,23 +156,19 @@ class SerialWorkers(LocalWorkers):
 
     def restart(self, rank: int) -> None:
         """Build the worker anew."""
-        answer = self._here(rank, self._build, rank)
+        answer = Answer()
+        self._answer(answer, rank, self._build, rank)
         self._runners[rank] = self.fetch(answer)
 
     def _build_all(self) -> None:
         for rank in range(self.world_size):
-            answer = self._here(rank, self._build, rank)
+            answer = Answer()
+            self._answer(answer, rank, self._build, rank)
+            if isinstance(answer.error, KeyboardInterrupt):
+                raise answer.error
             if answer.error is not None:
                 raise failed_start(self._role, self.world_size, {rank: self._error_of(answer)})
             self._runners[rank] = answer.value
 
     def _end(self, rank: int, runner: CallRunner) -> None:
         runner.close()
-
-    def _here(self, rank: int, function: Callable[..., Any], *args: Any) -> Answer:
-        answer = Answer()
-        self._answer(answer, rank, function, *args)
-        answer.done = True
-        if isinstance(answer.error, KeyboardInterrupt):
-            raise answer.error
-        return answer

@@ -55,12 +55,12 @@ class ThreadWorkers(LocalWorkers):
     def lose(self, rank: int) -> None:
         """Act as if the worker's process had died."""
         super().lose(rank)
-        self._abandon(rank, LostWorker(f"rank {rank} of {self._role} was lost; restart it"))
+        self._abandon(rank, f"rank {rank} of {self._role} was lost; restart it")
 
     def restart(self, rank: int) -> None:
         """Build the worker anew, on a new thread."""
         self._runners[rank] = None
-        self._abandon(rank, LostWorker(f"rank {rank} of {self._role} was restarted"))
+        self._abandon(rank, f"rank {rank} of {self._role} was restarted")
         answer = self._queue(rank, self._build, rank)
         if not self.wait([answer], _START_SECONDS):
             raise self._late({rank: answer}, time.time() - _START_SECONDS)
@@ -70,7 +70,7 @@ class ThreadWorkers(LocalWorkers):
         """End the threads; one that is in a call ends after it, or with the program."""
         super().close()
         for rank in range(len(self._lines)):
-            self._abandon(rank, LostWorker(f"group {self._role} was closed"), last=True)
+            self._abandon(rank, f"group {self._role} was closed", last=True)
 
     def _build_all(self) -> None:
         began = time.time()
@@ -122,12 +122,12 @@ class ThreadWorkers(LocalWorkers):
                     self._changed.notify_all()
             del job, answer, function, args, private  # a big batch must not live until the next call
 
-    def _abandon(self, rank: int, reason: LostWorker, *, last: bool = False) -> None:
+    def _abandon(self, rank: int, reason: str, *, last: bool = False) -> None:
         """Count everything in a line as lost, and begin a new one."""
         line = self._lines[rank]
         with self._changed:
             for answer in line.unanswered:
-                answer.error, answer.done = reason, True
+                answer.error, answer.done = LostWorker(reason), True
             line.unanswered.clear()
             self._changed.notify_all()
         line.jobs.put(None)
