@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from contextvars import copy_context
 from types import CoroutineType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kapell.decorators import is_future, spec_of
 
 from .errors import set_mesh_place
 from .spans import worker_span
+
+if TYPE_CHECKING:
+    from .loops import WorkerLoop
 
 __all__ = ["RUN_TIMES", "CallRunner", "RunTime", "invoke"]
 
@@ -49,8 +49,7 @@ class CallRunner:
         self.worker = worker
         self._receive = receive
         self._log: deque[tuple[int, float, float]] = deque(maxlen=_KEPT_RUN_TIMES)
-        # One event loop a worker, kept over its calls: locks and queues of async methods live as long as the worker.
-        self._loop = asyncio.Runner()
+        self._loop: WorkerLoop | None = None
 
     def run(
         self,
@@ -115,17 +114,17 @@ class CallRunner:
 
     def close(self) -> None:
         """Close the event loop. The worker itself is left to its owner."""
-        self._loop.close()
+        if self._loop is not None:
+            self._loop.close()
 
     def _finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        context = copy_context()
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._loop.run(coroutine, context=context)
-        # The caller itself runs in an event loop: no second one can run in its thread.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(self._loop.run, coroutine, context=context).result()
+        if self._loop is None:
+            from .loops import (
+                WorkerLoop,  # asyncio is a third of the import time, and most workers have no async method
+            )
+
+            self._loop = WorkerLoop()
+        return self._loop.run(coroutine)
 
     def _mesh_place(self, target: str) -> dict[str, dict[str, int]]:
         try:

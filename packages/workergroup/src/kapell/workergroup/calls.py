@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -131,9 +130,13 @@ class PendingCall(Generic[ResultT]):
                 raise self._failed()
 
     def __await__(self) -> Generator[Any, None, ResultT]:
+        import asyncio  # a third of the import time, and whoever awaits has it
+
         return asyncio.to_thread(self.get).__await__()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
+        import asyncio
+
         finished = self.as_completed()
         end = object()
         while (item := await asyncio.to_thread(next, finished, end)) is not end:
