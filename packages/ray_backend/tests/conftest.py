@@ -1,21 +1,45 @@
-"""One Ray session for all tests that need one: starting it takes longer than they do."""
+"""One cluster for all tests that need Ray: starting it takes longer than they do."""
+
+import os
+import signal
+import time
 
 import pytest
 import ray
+from ray.cluster_utils import Cluster
 
 from kapell.ray_backend import RayBackend
 
+pytest.register_assert_rewrite("kapell.workergroup.conformance")
+
 
 @pytest.fixture(scope="session")
-def backend():
-    with RayBackend(num_cpus=8, log_to_driver=False) as backend:
+def cluster():
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 96, "include_dashboard": False})
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def backend(cluster):
+    with RayBackend(address=cluster.address, log_to_driver=False) as backend:
         backend.start()
         yield backend
 
 
 @pytest.fixture(scope="module")
 def pool(backend):
-    pool = backend.resource_pool([2])
-    yield pool
-    if ray.is_initialized():
-        pool.close()
+    with backend.resource_pool([2]) as pool:
+        yield pool
+
+
+@pytest.fixture
+def lose_worker():
+    def lose(group, rank):
+        os.kill(ray.get(group.workers[rank].facts.remote()).pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while group.is_alive()[rank] and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    return lose

@@ -288,8 +288,26 @@ def test_groups_take_different_ports_from_one_range(pool):
 
 def test_a_pool_too_big_for_the_cluster_fails_at_once(backend):
     start = time.monotonic()
-    with pytest.raises(ValueError, match="need 1000 CPU but the cluster has 8"):
+    with pytest.raises(ValueError, match="need 1000 CPU but the cluster has 96"):
         RayWorkerGroup(RayResourcePool([1000], use_gpu=False), ClassWithInitArgs(Probe))
     with pytest.raises(ValueError, match="use_gpu=False"):
         RayWorkerGroup(RayResourcePool([1]), ClassWithInitArgs(Probe))
     assert time.monotonic() - start < 5
+
+
+def test_a_group_on_handles_comes_in_the_order_of_ranks(group):
+    attached = RayWorkerGroup.from_detached(worker_handles=group.workers[::-1])
+    assert attached.execute_all_sync("get_master_addr_port")[0][1] == group.master_port
+    assert attached.shift([1, 2]) == [11, 13]
+    with pytest.raises(RuntimeError, match="another program"):
+        attached.restart(0)
+
+
+def test_a_detached_group_is_found_by_its_prefix(backend):
+    with backend.resource_pool([2], detached=True) as pool:
+        group = RayWorkerGroup(pool, ClassWithInitArgs(Probe, offset=1), name_prefix="kept_", detached=True)
+        attached = RayWorkerGroup.from_detached(name_prefix="kept_")
+        assert attached.shift([1, 2]) == [2, 4]
+        group.close()
+        with pytest.raises(ValueError, match="begin with 'nobody_'"):
+            RayWorkerGroup.from_detached(name_prefix="nobody_")

@@ -15,14 +15,9 @@ if TYPE_CHECKING:
         create_colocated_worker_raw_cls,
     )
     from .group import RayWorkerGroup
+    from .manager import ResourcePoolManager
     from .placement import PlacementTimeoutError
-    from .pools import (
-        RayResourcePool,
-        ResourcePoolManager,
-        SubRayResourcePool,
-        merge_resource_pool,
-        split_resource_pool,
-    )
+    from .pools import RayResourcePool, SubRayResourcePool, merge_resource_pool, split_resource_pool
     from .preflight import InfeasiblePoolError
     from .rendezvous import PortUnavailableError
     from .session import ensure_ray
@@ -57,7 +52,7 @@ _MODULES = {
     "RayClassWithInitArgs": "classes",
     "RayResourcePool": "pools",
     "RayWorkerGroup": "group",
-    "ResourcePoolManager": "pools",
+    "ResourcePoolManager": "manager",
     "StartTimeoutError": "starting",
     "SubRayResourcePool": "pools",
     "create_colocated_worker_cls": "classes",

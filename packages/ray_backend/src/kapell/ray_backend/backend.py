@@ -19,20 +19,20 @@ __all__ = ["RayBackend"]
 class RayBackend(Backend):
     """Joins Ray, or starts it on this machine, when first used; ends what it made when closed.
 
-    Options are those of `ensure_ray`: ``num_cpus``, ``dashboard``, ``namespace`` and any of ``ray.init``.
+    Options are those of `ensure_ray`: ``address``, ``num_cpus``, ``dashboard``, ``namespace`` and any of ``ray.init``.
     """
 
     name: ClassVar[str] = "ray"
 
     def __init__(self, **options: Any) -> None:
         self._options = options
-        self._started = False
+        self._connected = False
         self._groups: list[WorkerGroup] = []
         self._pools: list[RayResourcePool] = []
 
     def start(self) -> None:
         """Join or start Ray now rather than at the first pool. Harmless when repeated."""
-        self._started |= ensure_ray(**self._options)
+        self._connected |= ensure_ray(**self._options)
 
     def resource_pool(
         self, process_on_nodes: Sequence[int], *, use_gpu: bool = False, **options: Any
@@ -62,13 +62,13 @@ class RayBackend(Backend):
         return group
 
     def close(self) -> None:
-        """End the groups, give the pools back, and stop Ray if it was started here."""
+        """End the groups, give the pools back, and leave Ray if this backend joined or started it."""
         while self._groups:
             self._groups.pop().close()
         while self._pools:
             pool = self._pools.pop()
             if ray.is_initialized():
                 pool.close()
-        if self._started and ray.is_initialized():
+        if self._connected and ray.is_initialized():
             ray.shutdown()
-        self._started = False
+        self._connected = False

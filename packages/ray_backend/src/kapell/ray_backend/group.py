@@ -40,6 +40,7 @@ class RayWorkerGroup(WorkerGroup):
         worker_names: Sequence[str] | None = None,
         worker_handles: Sequence[Any] | None = None,
         *,
+        namespace: str | None = None,
         role: str = "",
         worker_env: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
@@ -57,7 +58,7 @@ class RayWorkerGroup(WorkerGroup):
         self.device_name = device_name
         self._starter: Starter | None = None
         if worker_names is not None or worker_handles is not None:
-            self._attach(ray_cls_with_init, worker_names, worker_handles, role, timeout)
+            self._attach(ray_cls_with_init, worker_names, worker_handles, namespace, role, timeout)
             return
         if resource_pool is None or ray_cls_with_init is None:
             raise ValueError(
@@ -88,9 +89,15 @@ class RayWorkerGroup(WorkerGroup):
             )
         )
         actors = starter.start_all()
-        workers = RayWorkers(actors, role=role, facts=starter.facts, envs=starter.envs, restart=starter.start_one)
+        workers = RayWorkers(
+            actors,
+            role=role,
+            facts=starter.facts,
+            names=starter.names,
+            envs=starter.envs,
+            restart=starter.start_one,
+        )
         self._starter = starter
-        self._names = starter.names
         self.resource_pool = resource_pool  # keeps the reservation's owner alive
         self._become(workers, ray_cls_with_init, role, timeout)
 
@@ -99,17 +106,29 @@ class RayWorkerGroup(WorkerGroup):
         cls_with_init: ClassWithInitArgs | None,
         names: Sequence[str] | None,
         handles: Sequence[Any] | None,
+        namespace: str | None,
         role: str,
         timeout: float,
     ) -> None:
         # Ray holds get_actor() handles weakly only; the group keeps these as long as it lives.
-        actors = list(handles) if handles is not None else [ray.get_actor(name) for name in names or ()]
+        actors = list(handles) if handles is not None else [ray.get_actor(name, namespace) for name in names or ()]
         if not actors:
             raise ValueError("no workers to attach to: worker_names or worker_handles is empty")
         if cls_with_init is None:
             cls_with_init = ray.get(actors[0].describe.remote())
-        workers = RayWorkers(actors, role=role, facts=ray.get([actor.facts.remote() for actor in actors]), owned=False)
-        self._names = list(names or ())
+        role = role or cls_with_init.worker_class.__name__
+        facts = ray.get([actor.facts.remote() for actor in actors])
+        # In the order of their ranks, whichever order they were named in.
+        order = sorted(range(len(actors)), key=lambda position: facts[position].rank)
+        names = [names[position] for position in order] if names else ()
+        workers = RayWorkers(
+            [actors[position] for position in order],
+            role=role,
+            facts=[facts[position] for position in order],
+            names=names,
+            namespace=namespace,
+            owned=False,
+        )
         self._become(workers, cls_with_init, role, timeout)
 
     def _become(self, workers: RayWorkers, cls_with_init: ClassWithInitArgs, role: str, timeout: float) -> None:
@@ -124,22 +143,22 @@ class RayWorkerGroup(WorkerGroup):
         worker_handles: Sequence[Any] | None = None,
         ray_cls_with_init: ClassWithInitArgs | None = None,
         *,
+        namespace: str | None = None,
         role: str = "",
     ) -> Self:
-        """Attach to running workers by their handles, by their names, or by the prefix of their names.
+        """Attach to running workers by their handles, by their names, or by the ``name_prefix`` of a group.
 
-        The workers know their class; closing this group leaves them running.
+        The workers know their class; closing this group leaves them running. ``namespace`` is Ray's, by default this
+        program's own.
         """
         if worker_names is None and worker_handles is None:
-            worker_names = sorted(name for name in ray.util.list_named_actors() if name.startswith(name_prefix or "\0"))
-            if not worker_names:
-                known = ", ".join(sorted(ray.util.list_named_actors())) or "none"
-                raise ValueError(f"no named workers begin with {name_prefix!r} in this namespace; names here: {known}")
+            worker_names = _names_with_prefix(name_prefix or "", namespace)
         return cls(
             ray_cls_with_init=ray_cls_with_init,
             name_prefix=name_prefix,
             worker_names=worker_names,
             worker_handles=worker_handles,
+            namespace=namespace,
             role=role,
         )
 
@@ -151,7 +170,7 @@ class RayWorkerGroup(WorkerGroup):
     @property
     def worker_names(self) -> list[str]:
         """The actors' names by rank."""
-        return list(self._names)
+        return list(self._ray_workers.names)
 
     @property
     def master_address(self) -> str:
@@ -172,6 +191,20 @@ class RayWorkerGroup(WorkerGroup):
         if self._starter is None:
             raise AttributeError(f"an attached group does not know {name}; ask a worker: get_master_addr_port")
         return self._starter.envs[0][name]
+
+
+def _names_with_prefix(prefix: str, namespace: str | None) -> list[str]:
+    namespace = namespace or ray.get_runtime_context().namespace
+    known = [
+        entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True) if entry["namespace"] == namespace
+    ]
+    names = [name for name in known if prefix and name.startswith(prefix)]
+    if not names:
+        raise ValueError(
+            f"no named workers begin with {prefix!r} in namespace {namespace!r}; names there: "
+            f"{', '.join(sorted(known)) or 'none'}"
+        )
+    return names
 
 
 def _given_master(address: str | None, port: int | str | None) -> tuple[str, int] | None:

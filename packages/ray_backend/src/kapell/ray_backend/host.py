@@ -32,6 +32,8 @@ class HostFacts:
     """Process id on that node."""
     devices: tuple[str, ...]
     """Accelerator ids that Ray assigned to the process."""
+    rank: int
+    """Rank of the worker in its group; -1 as long as it is not built."""
 
 
 class WorkerHost:
@@ -48,7 +50,8 @@ class WorkerHost:
         context = ray.get_runtime_context()
         devices = [device for ids in context.get_accelerator_ids().values() for device in ids]
         address = ray.util.get_node_ip_address().strip("[]")
-        return HostFacts(context.get_node_id(), address, os.getpid(), tuple(map(str, devices)))
+        rank = -1 if self._runner is None else int(os.environ["RANK"])
+        return HostFacts(context.get_node_id(), address, os.getpid(), tuple(map(str, devices)), rank)
 
     def claim(self, ports: Sequence[int] | None) -> int:
         """Claim a port of this node for the group's rendezvous; held as long as this process lives."""

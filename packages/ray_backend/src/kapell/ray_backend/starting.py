@@ -116,13 +116,14 @@ class Starter:
         deadline = time.monotonic() + start.timeout
         actors: list[Any] = []
         try:
-            actors = [self._actor(position) for position in range(len(self._places))]
+            names = [self._actor_name(position) for position in range(len(self._places))]
+            actors = [self._actor(position, name) for position, name in enumerate(names)]
             facts = self._answers([actor.facts.remote() for actor in actors], "start of the process", deadline)
             order = self._rank_order(facts)
             actors = [actors[position] for position in order]
             self._places = [self._places[position] for position in order]
             self.facts = [facts[position] for position in order]
-            self.names = [self._actor_name(rank) for rank in range(len(order))]
+            self.names = [names[position] for position in order]
             self.envs = self._environments(actors[0])
             self._packed_class = pack_argument(start.cls_with_init)
             self._answers(
@@ -136,9 +137,10 @@ class Starter:
             raise
         return actors
 
-    def start_one(self, rank: int) -> tuple[Any, HostFacts]:
-        """A new actor for a rank, on the same bundle and with the same environment."""
-        actor = self._actor(rank)
+    def start_one(self, rank: int) -> tuple[Any, HostFacts, str]:
+        """A new actor for a rank, on the same bundle and with the same environment; where it is, and its name."""
+        name = f"{self._actor_name(rank)}-{uuid4().hex[:6]}"  # the lost one's name may not be free yet
+        actor = self._actor(rank, name)
         deadline = time.monotonic() + self._start.timeout
         try:
             (facts,) = self._answers([actor.facts.remote()], "start of the process", deadline, first_rank=rank)
@@ -148,9 +150,9 @@ class Starter:
         except BaseException:
             ray.kill(actor, no_restart=True)
             raise
-        return actor, facts
+        return actor, facts, name
 
-    def _actor(self, position: int) -> Any:
+    def _actor(self, position: int, name: str) -> Any:
         start, place = self._start, self._places[position]
         assert self._groups is not None
         options = {**start.pool.resources.actor_options(use_accelerator=start.use_gpu), **start.options}
@@ -162,7 +164,7 @@ class Starter:
             options["runtime_env"] = runtime_env
         if start.detached:
             options["lifetime"] = "detached"
-        options["name"] = self._actor_name(position)
+        options["name"] = name
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
             placement_group=self._groups[place.group], placement_group_bundle_index=place.bundle
         )

@@ -32,6 +32,8 @@ class RayWorkers(Workers[ray.ObjectRef]):
         *,
         role: str,
         facts: Sequence[HostFacts] = (),
+        names: Sequence[str] = (),
+        namespace: str | None = None,
         envs: Sequence[Mapping[str, str]] = (),
         owned: bool = True,
         restart: Callable[[int], Any] | None = None,
@@ -39,6 +41,8 @@ class RayWorkers(Workers[ray.ObjectRef]):
         self.actors = list(actors)
         self._role = role
         self._facts = list(facts)
+        self.names = list(names)
+        self._namespace = namespace
         self._envs = list(envs)
         self._owned = owned
         self._restart = restart
@@ -89,9 +93,14 @@ class RayWorkers(Workers[ray.ObjectRef]):
             return None
 
     def is_alive(self, rank: int) -> bool:
-        """Whether the process answers, or is too busy to."""
-        answer = self.actors[rank].facts.remote()
-        done, _ = ray.wait([answer], timeout=_BUSY_AFTER_SECONDS)
+        """Whether Ray still knows the actor by its name; one without a name is asked, and may be too busy to answer."""
+        if self.names:
+            try:
+                ray.get_actor(self.names[rank], namespace=self._namespace)
+            except ValueError:
+                return False
+            return True
+        done, _ = ray.wait([self.actors[rank].facts.remote()], timeout=_BUSY_AFTER_SECONDS)
         try:
             ray.get(done)
         except RayError:
@@ -103,8 +112,7 @@ class RayWorkers(Workers[ray.ObjectRef]):
         if self._restart is None:
             raise RuntimeError(f"group {self._role!r} is attached to workers of another program; restart them there")
         ray.kill(self.actors[rank], no_restart=True)
-        self.actors[rank], facts = self._restart(rank)
-        self._facts[rank] = facts
+        self.actors[rank], self._facts[rank], self.names[rank] = self._restart(rank)
 
     def close(self) -> None:
         """End the processes; those of an attached group stay."""

@@ -1,0 +1,132 @@
+"""Several nodes on one machine: placement, uneven nodes, pools across nodes, transfers, the loss of a node."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+import ray
+
+from kapell.decorators import Dispatch, register
+from kapell.ray_backend import RayResourcePool, RayWorkerGroup, merge_resource_pool, split_resource_pool
+from kapell.workergroup import ClassWithInitArgs, Worker, WorkerLostError
+
+
+class Sitter(Worker):
+    @register(Dispatch.ONE_TO_ALL)
+    def seat(self):
+        node = ray.get_runtime_context().get_node_id()
+        return node, self.rank, self.local_rank, self.local_world_size, int(os.environ["NODE_RANK"])
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def double(self, array):
+        array *= 2
+        return array
+
+    @register(Dispatch.ONE_TO_ALL)
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        return self.rank
+
+
+@pytest.fixture(scope="module")
+def nodes(backend, cluster):
+    """Two nodes with 4 and 2 boards; nothing else has boards."""
+    added = [cluster.add_node(num_cpus=4, resources={"BOARD": count}) for count in (4, 2)]
+    cluster.wait_for_nodes()
+    yield added
+    for node in added:
+        if node in cluster.worker_nodes:
+            cluster.remove_node(node)
+
+
+@pytest.fixture
+def make_pool(nodes):
+    pools = []
+
+    def make(counts, **settings):
+        pools.append(RayResourcePool(counts, accelerator="BOARD", cpus_per_process=0.5, **settings))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("counts", "local_ranks", "local_sizes", "node_ranks"),
+    [
+        ([4, 2], [0, 1, 2, 3, 0, 1], [4, 4, 4, 4, 2, 2], [0, 0, 0, 0, 1, 1]),
+        ([2, 4], [0, 1, 0, 1, 2, 3], [2, 2, 4, 4, 4, 4], [0, 0, 1, 1, 1, 1]),
+        ([1, 2], [0, 0, 1], [1, 2, 2], [0, 1, 1]),
+    ],
+)
+def test_ranks_follow_uneven_nodes(make_pool, counts, local_ranks, local_sizes, node_ranks):
+    with RayWorkerGroup(make_pool(counts), ClassWithInitArgs(Sitter)) as group:
+        seats = group.seat()
+    assert [seat[1] for seat in seats] == list(range(sum(counts)))
+    assert [seat[2] for seat in seats] == local_ranks
+    assert [seat[3] for seat in seats] == local_sizes
+    assert [seat[4] for seat in seats] == node_ranks
+    by_entry = {}
+    for node, *_, entry in seats:
+        by_entry.setdefault(entry, set()).add(node)
+    assert all(len(on) == 1 for on in by_entry.values())
+
+
+def test_equal_nodes_come_in_the_same_order_each_time(make_pool):
+    orders = []
+    for _ in range(2):
+        pool = make_pool([2, 2])
+        with RayWorkerGroup(pool, ClassWithInitArgs(Sitter)) as group:
+            orders.append([seat[0] for seat in group.seat()])
+        pool.close()
+    assert orders[0] == orders[1]
+
+
+def test_a_pool_is_cut_across_nodes_cut_again_and_merged(make_pool):
+    whole = make_pool([4, 2])
+    first, second = split_resource_pool(whole, [3, 3])
+    assert (first.store, second.store) == ([3], [1, 2])
+    with RayWorkerGroup(second, ClassWithInitArgs(Sitter)) as group:
+        assert [seat[1:4] for seat in group.seat()] == [(0, 0, 1), (1, 0, 2), (2, 1, 2)]
+    one, two = split_resource_pool(second, [1, 2])
+    assert (one.store, two.store) == ([1], [2])
+    again = merge_resource_pool(first, one)
+    assert again.store == [4]
+    with RayWorkerGroup(again, ClassWithInitArgs(Sitter)) as group:
+        assert [seat[2:4] for seat in group.seat()] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    with pytest.raises(ValueError, match="overlap"):
+        merge_resource_pool(first, whole)
+
+
+def test_data_travels_between_nodes_and_stays_private(make_pool):
+    with RayWorkerGroup(make_pool([4, 2]), ClassWithInitArgs(Sitter)) as group:
+        sent = np.arange(600_000, dtype=np.float64)
+        np.testing.assert_array_equal(group.double(sent), np.arange(600_000) * 2.0)
+        np.testing.assert_array_equal(sent, np.arange(600_000))
+
+
+def test_enough_boards_in_total_but_not_on_one_node_fails_at_once(make_pool):
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=r"(?s)no node can hold 5 processes together.*asked:.*cluster:"):
+        make_pool([5]).get_placement_groups()
+    assert time.monotonic() - start < 2
+
+
+def test_a_busy_cluster_is_waited_for_with_a_limit_and_nothing_stays_reserved(make_pool):
+    taken = make_pool([4])
+    taken.get_placement_groups()
+    waiting = make_pool([4, 2], timeout=1)
+    with pytest.raises(TimeoutError, match=r"(?s)1 of 2 nodes are reserved.*asked:"):
+        waiting.get_placement_groups()
+    taken.close()
+    make_pool([4, 2], timeout=30).get_placement_groups()
+
+
+def test_a_lost_node_is_reported_with_the_results_of_the_others(make_pool, nodes, cluster):
+    with RayWorkerGroup(make_pool([4, 2]), ClassWithInitArgs(Sitter), role="spread") as group:
+        pending = group.sleep.options(blocking=False)(3)
+        cluster.remove_node(nodes[1], allow_graceful=False)
+        with pytest.raises(WorkerLostError, match="spread"):
+            pending.get(timeout=60)

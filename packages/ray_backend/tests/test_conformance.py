@@ -1,0 +1,1 @@
+from kapell.workergroup.conformance import *  # noqa: F403
