@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-MODULES = ["sandbox", "code_reward"]
+MODULES = ["sandbox", "code_reward", "reward_functions"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")

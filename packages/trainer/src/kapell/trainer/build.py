@@ -19,7 +19,7 @@ from .data import PromptDataset, PromptLoader
 from .hooks import Hook, RunSummary
 from .models import build_policy, build_value_model, load_config_of, new_model_config
 from .objectives import PolicyObjective, ValueObjective
-from .reward import builtin_reward, load_reward_function
+from .reward_terms import build_reward
 from .rows import PromptRow, read_rows
 from .sampler import Sampling
 from .scoring import Scorer
@@ -85,9 +85,7 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
     total_steps = config.trainer.total_training_steps
     if config.trainer.total_epochs is not None:
         total_steps = min(total_steps, loader.steps_in(config.trainer.total_epochs))
-    custom = config.reward.custom_reward_function
     sources = list(dict.fromkeys(row.data_source for row in [*train_rows, *val_rows]))
-    function = load_reward_function(custom.path, custom.name) if custom.path else builtin_reward(sources)
     policy, critic = _model_builders(config, tokenizer)
     return Prepared(
         config=config,
@@ -95,9 +93,7 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
         train=train,
         val=encode(val_rows) if val_rows else None,
         loader=loader,
-        scorer=Scorer(
-            function=function, tokenizer=tokenizer, timeout=config.reward.timeout, on_error=config.reward.on_error
-        ),
+        scorer=Scorer(reward=build_reward(config.reward, sources), tokenizer=tokenizer),
         build_policy=policy,
         build_critic=critic,
         total_steps=total_steps,
@@ -255,6 +251,7 @@ def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup]) -> Stages:
     length = config.data.max_response_length
     known_options = options_of(get_advantage_estimator(algorithm.adv_estimator))
     options: dict[str, Any] = {"gamma": algorithm.gamma, "lam": algorithm.lam, "norm_scope": algorithm.norm_scope}
+    options["component_weights"] = [term.weight for term in prepared.scorer.reward.terms]
     return Stages(
         policy=groups["actor_rollout_ref"],
         critic=groups.get("critic"),

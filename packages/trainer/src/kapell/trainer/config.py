@@ -347,13 +347,23 @@ class RewardConfig:
 
     custom_reward_function: CustomRewardConfig = field(default_factory=CustomRewardConfig)
     """A scoring function of your own."""
+    terms: dict[str, Any] = field(default_factory=dict)
+    """Several rewards by name, added up: each with a ``type`` (``function``, ``sandbox``, ``remote``), a ``weight`` (1)
+    and the options of its type in `kapell.trainer.reward_terms`. Empty: the function above alone."""
     timeout: float = 60.0
-    """Seconds that the scoring of one response may take."""
-    on_error: Literal["raise", "zero"] = "raise"
-    """What a scoring function that raises or runs too long does: stop the run, or count as 0 in ``reward/errors``."""
+    """Seconds that a function may take for one response."""
+    concurrency: int = 16
+    """Responses that an async function scores at once."""
+    on_error: Literal["raise", "fallback"] = "raise"
+    """What a response that cannot be scored does: stop the run, or count as ``fallback_score`` and in
+    ``reward/errors``."""
+    fallback_score: float = 0.0
+    """The score of such a response."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "timeout")
+        _require_positive(self, "timeout", "concurrency")
+        if self.terms and self.custom_reward_function.path is not None:
+            raise ValueError("give either terms or custom_reward_function; a function can be a term of type function")
 
 
 @dataclass(frozen=True, kw_only=True)

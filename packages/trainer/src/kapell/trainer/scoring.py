@@ -1,4 +1,4 @@
-"""Scores a batch of responses with a reward function and lays each score on the response's last token."""
+"""Scores a batch of responses and lays each score on the response's last token."""
 
 # B rows, T response tokens
 
@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -16,53 +17,46 @@ from kapell.protocol import DataProto
 
 from .algorithms import Metric
 from .metrics import add_metrics
-from .reward import RewardFunction, Scores, score_responses
+from .reward_functions import RewardRows
+from .reward_sum import RewardSum, Scores
 
 __all__ = ["Scorer", "decode_responses"]
 
 EXACT_MATCH = "exact_match"
-"""Whether a response is the ground truth, as the reward function says or else as text."""
+"""Whether a response is the ground truth, as the reward says or else as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """A reward function with the tokenizer that turns tokens into its text."""
+    """A reward with the tokenizer that turns tokens into its text."""
 
-    function: RewardFunction
-    """The reward function."""
+    reward: RewardSum
+    """The reward."""
     tokenizer: PreTrainedTokenizerBase
     """Decodes responses."""
-    timeout: float | None = None
-    """Seconds that one response may take."""
-    on_error: Literal["raise", "zero"] = "raise"
-    """What a failure does."""
 
     def __call__(self, batch: DataProto) -> DataProto:
-        """The batch with ``rm_scores`` ``(B, T)``, ``solution_str`` and ``exact_match``.
+        """The batch with ``rm_scores`` ``(B, T)``, ``exact_match``, ``reward_components`` ``(B, K)``, the score of each
+        reward, ``solution_str``, and ``reward_extra``, what else the rewards returned for the row.
 
-        Numbers that the function returns beside the score are averaged as ``reward/<name>``.
+        Numbers in it are averaged as ``reward/<name>``.
         """
-        solutions = decode_responses(batch, self.tokenizer)
         columns = batch.non_tensor_batch
-        result = score_responses(
-            self.function,
+        rows = RewardRows(
             data_sources=columns["data_source"].tolist(),
-            solutions=solutions,
+            solutions=decode_responses(batch, self.tokenizer),
             ground_truths=columns["ground_truth"].tolist(),
             extra_infos=columns["extra_info"].tolist(),
-            timeout=self.timeout,
-            on_error=self.on_error,
         )
-        matches = result.extra.get(EXACT_MATCH) or [
-            solution.strip() == str(truth).strip()
-            for solution, truth in zip(solutions, columns["ground_truth"], strict=True)
-        ]
+        result = self.reward(rows)
+        matches = _matches(result, rows)
         scored = DataProto.from_dict(
             tensors={
                 "rm_scores": _on_last_token(result.scores, batch.column("response_mask")),
-                EXACT_MATCH: torch.tensor([float(match or 0.0) for match in matches]),
+                EXACT_MATCH: torch.tensor(matches),
+                "reward_components": torch.tensor(list(result.components.values())).T.contiguous(),
             },
-            non_tensors={"solution_str": solutions},
+            non_tensors={"solution_str": rows.solutions, "reward_extra": _per_row(result, len(rows))},
         )
         return add_metrics(batch.union(scored), _reward_metrics(result, matches))
 
@@ -84,9 +78,32 @@ def _on_last_token(scores: Sequence[float], mask_BT: torch.Tensor) -> torch.Tens
     return scores_BT
 
 
-def _reward_metrics(result: Scores, matches: Sequence[Any]) -> Mapping[str, Metric]:
-    metrics = {"reward/errors": Metric.sum(result.num_errors)}
-    for name, values in {**result.extra, EXACT_MATCH: matches}.items():
+def _per_row(result: Scores, num_rows: int) -> np.ndarray:
+    """What the rewards returned beside the score, and their own scores where there are several, as a mapping a row."""
+    columns = result.extra if len(result.components) == 1 else {**result.components, **result.extra}
+    rows = np.empty(num_rows, dtype=object)
+    for row in range(num_rows):
+        rows[row] = {name: values[row] for name, values in columns.items()}
+    return rows
+
+
+def _matches(result: Scores, rows: RewardRows) -> list[float]:
+    """1 for each row that is right: as the first reward says that says anything, else by comparing the texts."""
+    texts = zip(rows.solutions, rows.ground_truths, strict=True)
+    matches = [float(solution.strip() == str(truth).strip()) for solution, truth in texts]
+    for name, values in result.extra.items():
+        if name.rpartition("/")[2] == EXACT_MATCH:
+            return [match if value is None else float(value) for value, match in zip(values, matches, strict=True)]
+    return matches
+
+
+def _reward_metrics(result: Scores, matches: Sequence[float]) -> Mapping[str, Metric]:
+    metrics = {"reward/errors": Metric.sum(sum(result.errors.values()))}
+    columns: dict[str, Sequence[Any]] = {**result.extra, EXACT_MATCH: matches}
+    if len(result.components) > 1:
+        columns |= result.components
+        metrics |= {f"reward/{term}/errors": Metric.sum(count) for term, count in result.errors.items()}
+    for name, values in columns.items():
         numbers = [float(value) for value in values if isinstance(value, Real)]
         if numbers:
             metrics[f"reward/{name}"] = Metric.mean(sum(numbers) / len(numbers), weight=len(numbers))

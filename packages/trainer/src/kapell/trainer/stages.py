@@ -179,7 +179,7 @@ class Stages:
     @stage(
         "reward",
         reads=("responses", "response_mask", "data_source", "ground_truth", "extra_info"),
-        writes=("rm_scores", "exact_match", "solution_str"),
+        writes=("rm_scores", "exact_match", "reward_components", "solution_str", "reward_extra"),
     )
     def score(self, batch: DataProto) -> DataProto:
         """Score each response."""
