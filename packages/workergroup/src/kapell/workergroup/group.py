@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar, cast
 
@@ -23,6 +23,7 @@ from kapell.decorators import (
 from .calls import PendingCall
 from .errors import NotRegisteredError
 from .health import Liveness, RankHealth, rank_health
+from .meshes import GroupMeshes, layout_of
 from .methods import CallOptions, GroupMethod
 from .pool import ClassWithInitArgs
 from .recording import record_call
@@ -72,7 +73,7 @@ class WorkerGroup(GroupViews):
         self._roles = roles
         self._dispatch_info: dict[str, list[int]] = {}
         self._collect_info: dict[str, list[bool]] = {}
-        self._shape = GroupShape(world_size=len(route.ranks), role=route.role, meshes=_Meshes(self))
+        self._shape = GroupShape(world_size=len(route.ranks), role=route.role, meshes=GroupMeshes(self))
         self._methods: dict[str, GroupMethod] = {}
         for name, (spec, function) in _labelled_methods(worker_class).items():
             if hasattr(type(self), name):
@@ -178,7 +179,8 @@ class WorkerGroup(GroupViews):
         Raises ``KeyError`` when not all workers have registered the mesh.
         """
         if name not in self._dispatch_info:
-            layout = self._ask_mesh(name)
+            entries = self.execute_all_sync("query_mesh_entry", name)
+            layout = layout_of(name, self.role, entries, whole=self.world_size == self._workers.world_size)
             self._dispatch_info[name], self._collect_info[name] = list(layout.dp_ranks), list(layout.collect)
         return MeshLayout(tuple(self._dispatch_info[name]), tuple(self._collect_info[name]))
 
@@ -243,22 +245,6 @@ class WorkerGroup(GroupViews):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.world_size} workers of {self._worker_class.__name__}"
         return f"<{type(self).__name__} {self.role!r}: {state}>"
-
-
-class _Meshes(Mapping[str, MeshLayout]):
-    """The meshes of a group by name; asks the workers when a mesh is first needed."""
-
-    def __init__(self, group: WorkerGroup) -> None:
-        self._group = group
-
-    def __getitem__(self, name: str) -> MeshLayout:
-        return self._group.mesh(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._group._dispatch_info)
-
-    def __len__(self) -> int:
-        return len(self._group._dispatch_info)
 
 
 def _labelled_methods(worker_class: type) -> dict[str, tuple[MethodSpec, Callable[..., Any]]]:

@@ -82,14 +82,14 @@ class LocalWorkers(Workers[Answer]):
 
     def lose(self, rank: int) -> None:
         """Act as if the worker's process had died."""
-        self._runners[rank] = None
+        runner, self._runners[rank] = self._runners[rank], None
+        if runner is not None:
+            self._end(rank, runner)
 
     def close(self) -> None:
         """Forget the workers."""
-        for rank, runner in enumerate(self._runners):
-            self._runners[rank] = None
-            if runner is not None:
-                self._end(rank, runner)
+        for rank in range(self.world_size):
+            LocalWorkers.lose(self, rank)
 
     @abstractmethod
     def _build_all(self) -> None:
@@ -156,6 +156,7 @@ class SerialWorkers(LocalWorkers):
 
     def restart(self, rank: int) -> None:
         """Build the worker anew."""
+        self.lose(rank)
         answer = Answer()
         self._answer(answer, rank, self._build, rank)
         self._runners[rank] = self.fetch(answer)

@@ -59,7 +59,7 @@ class ThreadWorkers(LocalWorkers):
 
     def restart(self, rank: int) -> None:
         """Build the worker anew, on a new thread."""
-        self._runners[rank] = None
+        super().lose(rank)
         self._abandon(rank, f"rank {rank} of {self._role} was restarted")
         answer = self._queue(rank, self._build, rank)
         if not self.wait([answer], _START_SECONDS):

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from kapell.decorators import MeshLayout
-
 from .pool import ClassWithInitArgs
 from .routing import Route
 
@@ -115,31 +113,3 @@ class GroupViews(ABC):
         view = object.__new__(type(self))
         view._start(route, worker_class, roles)
         return view
-
-    def _ask_mesh(self, name: str) -> MeshLayout:
-        """The layout of a mesh over the ranks of this view."""
-        entries: list[tuple[int, bool] | None] = self.execute_all_async("query_mesh_entry", name).get()
-        missing = [rank for rank, entry in enumerate(entries) if entry is None]
-        if missing:
-            raise KeyError(
-                f"mesh {name!r} is not registered on rank {', '.join(map(str, missing))} of {self.role!r}; each worker "
-                "calls _register_dispatch_collect_info (or register_device_mesh) in its constructor"
-            )
-        dp_ranks = [entry[0] for entry in entries if entry is not None]
-        collect = [entry[1] for entry in entries if entry is not None]
-        if self.world_size == self._route.runtime.workers.world_size:
-            return MeshLayout(tuple(dp_ranks), tuple(collect))
-        return _part_of_mesh(dp_ranks, collect)
-
-
-def _part_of_mesh(dp_ranks: Sequence[int], collect: Sequence[bool]) -> MeshLayout:
-    """Data-parallel ranks counted anew; where none of a part's ranks is collected, its first one is."""
-    present = sorted(set(dp_ranks))
-    collectors = {}
-    for dp_rank in present:
-        members = [position for position, own in enumerate(dp_ranks) if own == dp_rank]
-        collectors[dp_rank] = next((position for position in members if collect[position]), members[0])
-    return MeshLayout(
-        tuple(present.index(dp_rank) for dp_rank in dp_ranks),
-        tuple(collectors[dp_rank] == position for position, dp_rank in enumerate(dp_ranks)),
-    )

@@ -27,6 +27,7 @@ __all__ = [
     "test_variables_of_the_backend_cannot_be_overridden",
     "test_view_keeps_its_workers_alive",
     "test_watch_tells_of_a_lost_worker",
+    "test_worker_lost_during_a_call_ends_the_pending_call",
     "test_workers_do_not_see_each_others_variables",
     "test_workers_see_their_own_place_in_their_environment",
 ]
@@ -73,6 +74,20 @@ def test_lost_worker_is_reported_and_restarts(
     assert fragile_group.is_alive() == [True, True]
     assert fragile_group.get_value() == [5, 0]
     assert fragile_group.add([0, 0]) == [10, 10]  # with its constructor's arguments
+
+
+def test_worker_lost_during_a_call_ends_the_pending_call(
+    fragile_group: WorkerGroup, lose_worker: Callable[[WorkerGroup, int], None], concurrent: bool
+) -> None:
+    if not concurrent:
+        pytest.skip("a call of this backend is over before a worker can be lost in it")
+    pending = fragile_group.nap.options(blocking=False)([60.0, 0.0])
+    lose_worker(fragile_group, 0)
+    began = time.monotonic()
+    with pytest.raises(WorkerLostError, match="lost rank 0 of 2") as caught:
+        pending.get(timeout=60)
+    assert time.monotonic() - began < 30.0
+    assert caught.value.results == {1: 1}
 
 
 def test_retry_restarts_lost_workers(
