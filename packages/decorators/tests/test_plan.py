@@ -68,10 +68,10 @@ def test_the_table_shows_rows_columns_bytes_padding_and_replicas():
     assert str(planned).splitlines() == [
         "actor.update: mesh:tp, 3 rows, 4 of 4 ranks run",
         "rank  rows  padding  columns  bytes    replicas",
-        "0     2     0        a        2.0 KiB  args[0] x2, args[1] x4, num_padding x2",
-        "1     2     0        a        2.0 KiB  args[0] x2, args[1] x4, num_padding x2",
-        "2     1     1        a        2.0 KiB  args[0] x2, args[1] x4, num_padding x2",
-        "3     1     1        a        2.0 KiB  args[0] x2, args[1] x4, num_padding x2",
+        "0     2     0        a        2.1 KiB  args[0] x2, args[1] x4, num_padding x2",
+        "1     2     0        a        2.1 KiB  args[0] x2, args[1] x4, num_padding x2",
+        "2     1     1        a        2.1 KiB  args[0] x2, args[1] x4, num_padding x2",
+        "3     1     1        a        2.1 KiB  args[0] x2, args[1] x4, num_padding x2",
     ]
 
 

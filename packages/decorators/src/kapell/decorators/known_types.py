@@ -11,7 +11,9 @@ from typing import Any
 from kapell.decorators import ragged
 from kapell.decorators.splitter import Splitter
 
-__all__ = ["KNOWN_SPLITTERS"]
+__all__ = ["KNOWN_SPLITTERS", "size_of"]
+
+_MAX_WEIGHED_ROWS = 64  # rows of one list are mostly alike
 
 
 def _library(name: str) -> ModuleType:
@@ -31,12 +33,20 @@ def _list_join(parts: list[list[Any]]) -> list[Any]:
 
 
 def _sequence_nbytes(value: Sequence[Any]) -> int:
-    return sum(_size(row) for row in value)
+    """Exact for few rows; for many, estimated from some of them, as it is asked for in every call."""
+    step = max(1, len(value) // _MAX_WEIGHED_ROWS)
+    weighed = value[::step]
+    return sum(map(size_of, weighed)) * len(value) // max(1, len(weighed))
 
 
-def _size(row: Any) -> int:
-    nbytes = getattr(row, "nbytes", None)
-    return nbytes if isinstance(nbytes, int) else sys.getsizeof(row)
+def size_of(value: Any) -> int:
+    """Bytes of a value without rows."""
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    if isinstance(value, dict):
+        return sum(map(size_of, value.values()))
+    return _sequence_nbytes(value) if isinstance(value, list | tuple) else sys.getsizeof(value)
 
 
 def _tuple_has_rows(value: tuple[Any, ...]) -> bool:
@@ -139,7 +149,7 @@ def _dict_nbytes(value: Any) -> int:
 def _entry_nbytes(entry: Any) -> int:
     if hasattr(entry, "batch_size"):
         return _dict_nbytes(entry)
-    return _tensor_nbytes(entry) if hasattr(entry, "is_nested") else _size(entry)
+    return _tensor_nbytes(entry) if hasattr(entry, "is_nested") else size_of(entry)
 
 
 KNOWN_SPLITTERS: dict[str, Splitter] = {

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kapell.decorators.arguments import PlannedArgument
+from kapell.decorators.known_types import size_of
 from kapell.decorators.splitting import splitter_of
 
 __all__ = ["format_bytes", "format_table", "nbytes_of"]
@@ -46,16 +47,15 @@ def format_table(
 
 
 def nbytes_of(value: Any) -> int:
-    """Size of an argument in bytes as far as its type says it; 0 where it doesn't.
+    """Size of an argument in bytes: exact for arrays and tensors, estimated for Python objects.
 
-    >>> nbytes_of(None)
-    0
+    >>> nbytes_of([b"x" * 1000]) - nbytes_of([b""])
+    1000
     """
     splitter = splitter_of(value)
     if splitter is not None and splitter.nbytes is not None:
         return splitter.nbytes(value)
-    own = getattr(value, "nbytes", 0)
-    return own if isinstance(own, int) else 0
+    return size_of(value)
 
 
 def format_bytes(count: int) -> str:
