@@ -311,3 +311,22 @@ def test_a_detached_group_is_found_by_its_prefix(backend):
         group.close()
         with pytest.raises(ValueError, match="begin with 'nobody_'"):
             RayWorkerGroup.from_detached(name_prefix="nobody_")
+
+
+def test_a_group_beside_another_needs_no_resources_of_its_own(backend):
+    with (
+        backend.resource_pool([2], max_colocate_count=1) as pool,
+        RayWorkerGroup(pool, ClassWithInitArgs(Probe, offset=1)) as main,
+        RayWorkerGroup(sharing_with=main, ray_cls_with_init=ClassWithInitArgs(Probe, offset=2)) as beside,
+    ):
+        assert beside.shift([1, 2]) == [3, 5]
+        assert beside.place() == main.place()
+
+
+def test_one_group_too_many_on_a_pool_is_refused_at_once(backend):
+    probe = ClassWithInitArgs(Probe)
+    with backend.resource_pool([1], max_colocate_count=1) as pool:
+        with RayWorkerGroup(pool, probe), pytest.raises(ValueError, match="1 groups already share this pool"):
+            RayWorkerGroup(pool, probe)
+        with RayWorkerGroup(pool, probe) as group:
+            assert group.world_size == 1

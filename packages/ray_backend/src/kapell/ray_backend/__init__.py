@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .rendezvous import PortUnavailableError
     from .session import ensure_ray
     from .shipping import parallel_put
-    from .starting import StartTimeoutError
+    from .start_answers import StartTimeoutError
 
 __all__ = [
     "InfeasiblePoolError",
@@ -53,7 +53,7 @@ _MODULES = {
     "RayResourcePool": "pools",
     "RayWorkerGroup": "group",
     "ResourcePoolManager": "manager",
-    "StartTimeoutError": "starting",
+    "StartTimeoutError": "start_answers",
     "SubRayResourcePool": "pools",
     "create_colocated_worker_cls": "classes",
     "create_colocated_worker_cls_fused": "classes",

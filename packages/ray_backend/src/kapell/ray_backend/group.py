@@ -14,7 +14,7 @@ from kapell.workergroup import ClassWithInitArgs, PendingCall, WorkerGroup, colo
 from .classes import RayClassWithInitArgs
 from .pending import pending_call
 from .pools import RayResourcePool
-from .starting import GroupStart, Starter
+from .starting import Beside, GroupStart, Starter
 from .workers import RayWorkers
 
 __all__ = ["RayWorkerGroup"]
@@ -25,7 +25,8 @@ class RayWorkerGroup(WorkerGroup):
 
     The constructor is verl's. ``options`` are Ray options of the actors (``max_concurrency``, ``runtime_env``, ...);
     ``worker_names`` or ``worker_handles`` attach to running workers instead of starting some. ``timeout`` bounds every
-    call that sets none itself, ``start_timeout`` the constructors.
+    call that sets none itself, ``start_timeout`` the constructors. A group made with ``sharing_with`` another has its
+    workers beside that one's, on the same nodes and devices, without resources of its own.
     """
 
     pending_call_class: ClassVar[Callable[..., PendingCall[Any]]] = staticmethod(pending_call)
@@ -41,6 +42,7 @@ class RayWorkerGroup(WorkerGroup):
         worker_handles: Sequence[Any] | None = None,
         *,
         namespace: str | None = None,
+        sharing_with: RayWorkerGroup | None = None,
         role: str = "",
         worker_env: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
@@ -54,12 +56,11 @@ class RayWorkerGroup(WorkerGroup):
         timeout: float = math.inf,
         start_timeout: float = 1800.0,
     ) -> None:
-        self.name_prefix = name_prefix if name_prefix is not None else f"{uuid4().hex[:6]}_"
-        self.device_name = device_name
-        self._starter: Starter | None = None
         if worker_names is not None or worker_handles is not None:
             self._attach(ray_cls_with_init, worker_names, worker_handles, namespace, role, timeout)
             return
+        if sharing_with is not None:
+            resource_pool = sharing_with.resource_pool
         if resource_pool is None or ray_cls_with_init is None:
             raise ValueError(
                 "a group needs resource_pool and ray_cls_with_init, or worker_names or worker_handles to attach to"
@@ -76,7 +77,7 @@ class RayWorkerGroup(WorkerGroup):
                 pool=resource_pool,
                 cls_with_init=ray_cls_with_init,
                 role=role,
-                name_prefix=self.name_prefix,
+                name_prefix=name_prefix if name_prefix is not None else f"{uuid4().hex[:6]}_",
                 worker_env=dict(worker_env or {}),
                 options=_joined(declared, profiling, options or {}),
                 use_gpu=resource_pool.use_gpu if use_gpu is None else use_gpu,
@@ -86,6 +87,7 @@ class RayWorkerGroup(WorkerGroup):
                 master=_given_master(master_addr, master_port),
                 master_ports=None if master_port_range is None else range(master_port_range[0], master_port_range[-1]),
                 timeout=start_timeout,
+                beside=() if sharing_with is None else sharing_with._places_beside(),
             )
         )
         actors = starter.start_all()
@@ -95,10 +97,10 @@ class RayWorkerGroup(WorkerGroup):
             facts=starter.facts,
             names=starter.names,
             envs=starter.envs,
+            pool=resource_pool,
             restart=starter.start_one,
+            on_close=starter.leave,
         )
-        self._starter = starter
-        self.resource_pool = resource_pool  # keeps the reservation's owner alive
         self._become(workers, ray_cls_with_init, role, timeout)
 
     def _attach(
@@ -173,6 +175,11 @@ class RayWorkerGroup(WorkerGroup):
         return list(self._ray_workers.names)
 
     @property
+    def resource_pool(self) -> RayResourcePool | None:
+        """Where the workers were started; None for an attached group."""
+        return self._ray_workers.pool
+
+    @property
     def master_address(self) -> str:
         """Where the ranks meet."""
         return self._rendezvous("MASTER_ADDR")
@@ -188,9 +195,15 @@ class RayWorkerGroup(WorkerGroup):
         return self._workers
 
     def _rendezvous(self, name: str) -> str:
-        if self._starter is None:
+        env = self._ray_workers.environment(0)
+        if name not in env:
             raise AttributeError(f"an attached group does not know {name}; ask a worker: get_master_addr_port")
-        return self._starter.envs[0][name]
+        return env[name]
+
+    def _places_beside(self) -> list[Beside]:
+        workers = self._ray_workers
+        visible = ray.get([actor.visible_devices.remote() for actor in workers.actors])
+        return [Beside(fact.node_id, devices) for fact, devices in zip(workers.facts, visible, strict=True)]
 
 
 def _names_with_prefix(prefix: str, namespace: str | None) -> list[str]:

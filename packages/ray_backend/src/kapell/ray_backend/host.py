@@ -53,6 +53,10 @@ class WorkerHost:
         rank = -1 if self._runner is None else int(os.environ["RANK"])
         return HostFacts(context.get_node_id(), address, os.getpid(), tuple(map(str, devices)), rank)
 
+    def visible_devices(self) -> dict[str, str]:
+        """The variables with the accelerators that this process sees."""
+        return {name: value for name, value in os.environ.items() if name.endswith("_VISIBLE_DEVICES")}
+
     def claim(self, ports: Sequence[int] | None) -> int:
         """Claim a port of this node for the group's rendezvous; held as long as this process lives."""
         try:

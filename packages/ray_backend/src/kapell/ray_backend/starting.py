@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,43 +10,33 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from kapell.workergroup import ClassWithInitArgs, colocated_roles, failed_start, placement_env
+from kapell.workergroup import ClassWithInitArgs, colocated_roles, placement_env
 
-from .failures import lost_worker, own_error
+from .failures import own_error
 from .host import AsyncWorkerHost, HostFacts, WorkerHost
+from .occupancy import Occupied, occupy
 from .ordering import node_key, order_places, seats
 from .pools import RayResourcePool
+from .start_answers import gather_start
 from .workers import Inline, pack_argument
 
-__all__ = ["GroupStart", "StartTimeoutError", "Starter"]
+__all__ = ["Beside", "GroupStart", "Starter"]
 
-logger = logging.getLogger(__name__)
-
-_REPORT_EVERY = 30.0  # seconds between two lines about workers that are slow to start
-_FAILURE_GRACE_SECONDS = 1.0  # when one constructor fails, others often fail alike a moment later
 _HOST = ray.remote(WorkerHost)
 _ASYNC_HOST = ray.remote(AsyncWorkerHost)
 
 
-class StartTimeoutError(TimeoutError):
-    """The workers' processes or constructors did not finish in time; those that did were ended."""
+@dataclass(frozen=True)
+class Beside:
+    """The process of another group whose place a rank shares."""
 
-    def __init__(self, role: str, stage: str, waited: float, ranks: Sequence[int]) -> None:
-        super().__init__(role, stage, waited, tuple(ranks))
-        self.role = role
-        self.stage = stage
-        self.waited = waited
-        self.ranks = tuple(ranks)
-
-    def __str__(self) -> str:
-        ranks = ", ".join(map(str, self.ranks))
-        return (
-            f"{self.role}: {self.stage} of rank {ranks} is not done after {self.waited:.0f} s; look at the "
-            f"workers' logs, or raise start_timeout"
-        )
+    node_id: str
+    """Ray's id of its node."""
+    devices: Mapping[str, str]
+    """The variables with the devices that it sees."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +69,8 @@ class GroupStart:
     """Ports to choose from; any free one when None."""
     timeout: float = 1800.0
     """Seconds for the processes and the constructors together."""
+    beside: Sequence[Beside] = ()
+    """For each rank the process whose node and devices it uses, instead of a share of the pool."""
 
 
 class Starter:
@@ -94,12 +85,13 @@ class Starter:
         # A random part: leftovers of another run, or a second group of the same name, must not collide.
         self._name = f"{start.name_prefix}{worker_class.__name__}-{uuid4().hex[:6]}"
         # Refuses protected variables before anything is started.
-        self._check_env = placement_env(
+        placement_env(
             rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, master_addr="", master_port=0,
             extra=start.worker_env,
         )  # fmt: skip
         self._groups = start.pool.pgs
         self._packed_class: Any = None
+        self._occupied: Occupied | None = None
         self.names: list[str] = []
         self.facts: list[HostFacts] = []
         self.envs: list[dict[str, str]] = []
@@ -116,9 +108,10 @@ class Starter:
         deadline = time.monotonic() + start.timeout
         actors: list[Any] = []
         try:
+            self._take_shares()
             names = [self._actor_name(position) for position in range(len(self._places))]
             actors = [self._actor(position, name) for position, name in enumerate(names)]
-            facts = self._answers([actor.facts.remote() for actor in actors], "start of the process", deadline)
+            facts = self._answers("start of the process", [actor.facts.remote() for actor in actors], deadline)
             order = self._rank_order(facts)
             actors = [actors[position] for position in order]
             self._places = [self._places[position] for position in order]
@@ -126,10 +119,10 @@ class Starter:
             self.names = [names[position] for position in order]
             self.envs = self._environments(actors[0])
             self._packed_class = pack_argument(start.cls_with_init)
-            self._answers(
-                [self._build(actor, env) for actor, env in zip(actors, self.envs, strict=True)], "__init__", deadline
-            )
+            builds = [self._build(actor, env) for actor, env in zip(actors, self.envs, strict=True)]
+            self._answers("__init__", builds, deadline)
         except BaseException:  # Ctrl-C while models load leaves no process either
+            self.leave()
             for actor in actors:
                 ray.kill(actor, no_restart=True)
             if placed_here:
@@ -143,19 +136,30 @@ class Starter:
         actor = self._actor(rank, name)
         deadline = time.monotonic() + self._start.timeout
         try:
-            (facts,) = self._answers([actor.facts.remote()], "start of the process", deadline, first_rank=rank)
+            (facts,) = self._answers("start of the process", [actor.facts.remote()], deadline, rank)
             if rank == 0 and self._start.master is None:
                 ray.get(actor.claim.remote([int(self.envs[0]["MASTER_PORT"])]))
-            self._answers([self._build(actor, self.envs[rank])], "__init__", deadline, first_rank=rank)
+            self._answers("__init__", [self._build(actor, self.envs[rank])], deadline, rank)
         except BaseException:
             ray.kill(actor, no_restart=True)
             raise
         return actor, facts, name
 
+    def leave(self) -> None:
+        """Give the group's share of the pool back. Harmless when repeated."""
+        if self._occupied is not None:
+            self._occupied.leave()
+
+    def _take_shares(self) -> None:
+        if not self._start.beside:
+            groups = self._groups
+            assert groups is not None
+            places = [(groups[place.group].id.hex(), place.bundle) for place in self._places]
+            self._occupied = occupy(places, self._start.pool.max_colocate_count)
+
     def _actor(self, position: int, name: str) -> Any:
         start, place = self._start, self._places[position]
-        assert self._groups is not None
-        options = {**start.pool.resources.actor_options(use_accelerator=start.use_gpu), **start.options}
+        options = {**self._where(position), **start.options}
         runtime_env: dict[str, Any] = dict(start.options.get("runtime_env", {}))
         if start.worker_env:
             # From the start of the process, since some variables are read before any of our code runs.
@@ -165,16 +169,28 @@ class Starter:
         if start.detached:
             options["lifetime"] = "detached"
         options["name"] = name
-        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-            placement_group=self._groups[place.group], placement_group_bundle_index=place.bundle
-        )
         return self._host.options(**options).remote(f"{start.role} {place.group}:{place.bundle}")
+
+    def _where(self, position: int) -> dict[str, Any]:
+        start, place = self._start, self._places[position]
+        if start.beside:
+            node_id = start.beside[position].node_id
+            return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+        assert self._groups is not None
+        return {
+            **start.pool.resources.actor_options(use_accelerator=start.use_gpu),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                placement_group=self._groups[place.group], placement_group_bundle_index=place.bundle
+            ),
+        }
 
     def _actor_name(self, position: int) -> str:
         place = self._places[position]
         return f"{self._name}_{place.group}:{place.bundle}"
 
     def _rank_order(self, facts: Sequence[HostFacts]) -> list[int]:
+        if self._start.beside:
+            return list(range(len(facts)))
         nodes = [node_key(fact.address, "", fact.node_id) for fact in facts]
         return order_places(self._places, nodes, [fact.devices for fact in facts])
 
@@ -198,6 +214,7 @@ class Starter:
                 "WG_BACKEND": "ray",
                 "RAY_LOCAL_RANK": str(seat.local_rank),
                 "RAY_LOCAL_WORLD_SIZE": str(seat.local_world_size),
+                **(start.beside[rank].devices if start.beside else {}),
             }
             for rank, seat in enumerate(layout)
         ]
@@ -208,42 +225,13 @@ class Starter:
         except RayTaskError as error:
             raise own_error(error) from None
 
+    def _answers(self, stage: str, refs: Sequence[ray.ObjectRef], deadline: float, first_rank: int = 0) -> list[Any]:
+        role = self._start.role
+        return gather_start(role, stage, refs, deadline, first_rank=first_rank, world_size=len(self._places))
+
     def _build(self, actor: Any, env: Mapping[str, str]) -> ray.ObjectRef:
         packed = self._packed_class
         return actor.build.remote(env, packed.parts if isinstance(packed, Inline) else packed)
-
-    def _answers(self, refs: Sequence[ray.ObjectRef], stage: str, deadline: float, first_rank: int = 0) -> list[Any]:
-        """The answers of all; the failures of all that failed, shortly after the first one did."""
-        ranks = {ref: first_rank + position for position, ref in enumerate(refs)}
-        answers: dict[int, Any] = {}
-        failures: dict[int, Exception] = {}
-        began = reported = time.monotonic()
-        pending = list(refs)
-        while pending:
-            limit = min(deadline, reported + _REPORT_EVERY) - time.monotonic()
-            done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, limit))
-            for ref in done:
-                try:
-                    answers[ranks[ref]] = ray.get(ref)
-                except RayTaskError as error:
-                    failures[ranks[ref]] = own_error(error)
-                except RayError as error:
-                    failures[ranks[ref]] = lost_worker(error, "")
-                if failures:
-                    deadline = min(deadline, time.monotonic() + _FAILURE_GRACE_SECONDS)
-            now = time.monotonic()
-            if pending and now >= deadline:
-                break
-            if pending and now - reported >= _REPORT_EVERY:
-                reported = now
-                late = [ranks[ref] for ref in pending]
-                logger.warning("%s: waiting %.0f s for the %s of ranks %s", self._start.role, now - began, stage, late)
-        late = [ranks[ref] for ref in pending]
-        if failures:
-            raise failed_start(self._start.role, len(self._places), failures)
-        if late:
-            raise StartTimeoutError(self._start.role, stage, time.monotonic() - began, late)
-        return [answers[ranks[ref]] for ref in refs]
 
 
 def _has_async_methods(worker_class: type) -> bool:

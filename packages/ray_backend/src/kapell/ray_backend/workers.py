@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from kapell.workergroup import RankCall, Workers
 
 from .failures import lost_worker, own_error
 from .host import HostFacts
+from .pools import RayResourcePool
 from .shipping import HoldsReferencesError, Shipped, pack, shipped
 
 __all__ = ["Inline", "RayWorkers", "pack_argument"]
@@ -35,8 +37,10 @@ class RayWorkers(Workers[ray.ObjectRef]):
         names: Sequence[str] = (),
         namespace: str | None = None,
         envs: Sequence[Mapping[str, str]] = (),
+        pool: RayResourcePool | None = None,
         owned: bool = True,
         restart: Callable[[int], Any] | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self.actors = list(actors)
         self._role = role
@@ -44,8 +48,12 @@ class RayWorkers(Workers[ray.ObjectRef]):
         self.names = list(names)
         self._namespace = namespace
         self._envs = list(envs)
+        self.pool = pool  # keeps the reservation's owner alive
         self._owned = owned
         self._restart = restart
+        if on_close is not None:
+            weakref.finalize(self, on_close)  # a group that is forgotten gives its places back too
+        self._on_close = on_close
 
     @property
     def world_size(self) -> int:
@@ -119,6 +127,13 @@ class RayWorkers(Workers[ray.ObjectRef]):
         if self._owned and ray.is_initialized():
             for actor in self.actors:
                 ray.kill(actor, no_restart=True)
+        if self._on_close is not None:
+            self._on_close()
+
+    @property
+    def facts(self) -> list[HostFacts]:
+        """Where each rank's process is."""
+        return list(self._facts)
 
     def environment(self, rank: int) -> Mapping[str, str]:
         """The variables that tell a rank its place; of an attached group only rank and world size."""
