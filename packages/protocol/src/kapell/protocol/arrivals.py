@@ -41,12 +41,19 @@ class Arrivals:
         return device if (device.index or 0) < torch.cuda.device_count() else torch.device("cuda")
 
     def tensor(
-        self, number: int | None, dtype: torch.dtype, shape: tuple[int, ...], device: str | None, *, wants_grad: bool
+        self,
+        number: int | None,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        device: str | None,
+        *,
+        wants_grad: bool,
+        private: bool = False,
     ) -> torch.Tensor:
         """Give piece ``number`` as a tensor."""
         if number is None:
             tensor = torch.empty(shape, dtype=dtype)
-        elif self._read_only and device is None:
+        elif self._read_only and not private and device is None:
             return ReadOnlyTensor.of(torch.from_numpy(writable_view(self._pieces[number])).view(dtype).view(shape))
         else:
             tensor = torch.from_numpy(self._private(number)).view(dtype).view(shape)

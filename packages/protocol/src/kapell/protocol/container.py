@@ -54,7 +54,7 @@ class BatchContainer:
             if column.ndim == 0:
                 raise ValueError(f"column {name!r} has no rows: it is a single value of shape ()")
             if expected is not None and column.shape[0] != expected:
-                raise ValueError(f"column {name!r} has {column.shape[0]} rows but {since} has {expected}")
+                raise ValueError(f"column {name!r} has {column.shape[0]} rows, but there are {expected} in {since}")
             expected, since = column.shape[0], f"column {name!r}" if since is None else since
 
     def __len__(self) -> int:

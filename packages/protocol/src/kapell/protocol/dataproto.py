@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,6 +187,14 @@ class DataProto(RowOperations, ColumnOperations):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({name: unpack(value) for name, value in state.items()})
+        if state["batch"] is not self.batch:  # a state that has not been pickled has the containers of another batch
+            self.__dict__.update(copy.copy(self).__dict__)
+
+    @classmethod
+    def __kapell_restore__(cls, state: dict[str, Any]) -> Self:
+        restored = cls.__new__(cls)
+        restored.__dict__.update(state)
+        return restored
 
 
 def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -223,6 +232,6 @@ def _table(tensors: Mapping[str, torch.Tensor]) -> TensorDict:
         if len(column.shape) == 0:
             raise ValueError(f"column {name!r} has no rows: it is a single value of shape ()")
         if since is not None and num_rows(column) != rows:
-            raise ValueError(f"column {name!r} has {num_rows(column)} rows but column {since!r} has {rows}")
+            raise ValueError(f"column {name!r} has {num_rows(column)} rows, but there are {rows} in column {since!r}")
         rows, since = num_rows(column), since or name
     return TensorDict(dict(tensors), batch_size=[rows])

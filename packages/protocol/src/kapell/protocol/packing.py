@@ -84,14 +84,17 @@ class Packing:
             return value
         pack = _PACKERS.get(kind)
         if pack is None:
-            if not (isinstance(value, torch.Tensor) and value.is_nested):
-                return value
-            pack = Packing._nested
+            pack = Packing._nested if isinstance(value, torch.Tensor) and value.is_nested else Packing._other
         done = self._done.get(id(value))
         if done is None:
             self._done[id(value)] = (value, value)  # met again inside itself: left to pickle, which knows cycles
             done = self._done[id(value)] = (value, pack(self, value))
         return done[1]
+
+    def _other(self, value: Any) -> Any:
+        """A type may say what to pickle for its attributes: `__kapell_restore__` gets them back at arrival."""
+        restore = getattr(type(value), "__kapell_restore__", None)
+        return value if restore is None else Standin(value, restore, (self._dict(value.__dict__),))
 
     def _list(self, value: list[Any]) -> Any:
         if _ATOMS.issuperset(map(type, value)):
@@ -109,7 +112,7 @@ class Packing:
         bodies = {key: self._body(entry) for key, entry in value.items()}
         return bodies if any(bodies[key] is not entry for key, entry in value.items()) else value
 
-    def _tensor(self, tensor: torch.Tensor) -> Any:
+    def _tensor(self, tensor: torch.Tensor, rebuild: Callable[..., Any] | None = None) -> Any:
         if tensor.is_nested:
             return self._nested(tensor)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
@@ -121,13 +124,16 @@ class Packing:
         dtype = str(tensor.dtype).removeprefix("torch.")
         device = None if tensor.device.type == "cpu" else str(tensor.device)
         wants_grad = tensor.requires_grad and tensor.is_leaf
-        return Standin(tensor, _tensor, (self._buffers, number, dtype, tuple(tensor.shape), device, wants_grad))
+        arguments = (self._buffers, number, dtype, tuple(tensor.shape), device, wants_grad)
+        return Standin(tensor, rebuild or _tensor, arguments)
 
     def _nested(self, tensor: torch.Tensor) -> Standin:
         if not is_jagged(tensor):
             return Standin(tensor, _strided_nested, ([self._tensor(piece) for piece in tensor.unbind()],))
         values, offsets, ragged = parts_of(tensor)
-        return Standin(tensor, make_jagged, (self._tensor(values), self._tensor(offsets), ragged))
+        # Jagged tensors open their values to writing, so these are private at arrival even where others are read-only.
+        parts = [self._tensor(part, rebuild=_private_tensor) for part in (values, offsets)]
+        return Standin(tensor, make_jagged, (*parts, ragged))
 
     def _read_only_tensor(self, tensor: ReadOnlyTensor) -> Any:
         return self._tensor(tensor.plain())
@@ -189,6 +195,11 @@ def _tensor(
     arrivals: Arrivals, number: int | None, dtype: str, shape: tuple[int, ...], device: str | None, wants_grad: bool
 ) -> torch.Tensor:
     return arrivals.tensor(number, getattr(torch, dtype), shape, device, wants_grad=wants_grad)
+
+
+def _private_tensor(arrivals: Arrivals, number: int | None, dtype: str, shape: tuple[int, ...], *rest: Any) -> Any:
+    device, wants_grad = rest
+    return arrivals.tensor(number, getattr(torch, dtype), shape, device, wants_grad=wants_grad, private=True)
 
 
 def _array(arrivals: Arrivals, number: int | None, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:

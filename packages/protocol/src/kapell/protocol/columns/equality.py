@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
 from kapell.protocol.columns.jagged import is_jagged, parts_of
 
@@ -60,13 +60,14 @@ class _Comparison:
             (torch.Tensor, self._tensors),
             (np.ndarray, self._arrays),
             ((NonTensorData, NonTensorStack), self._non_tensors),
+            (TensorDictBase, self._tables),
             (Mapping, self._mappings),
             ((list, tuple), self._sequences),
             ((float, np.floating), self._floats),
         ):
             if isinstance(left, kind) or isinstance(right, kind):
                 return rule if isinstance(left, kind) and isinstance(right, kind) else self._mixed_numbers(left, right)
-        return self._tables if is_tensor_collection(left) and is_tensor_collection(right) else _plain
+        return _plain
 
     def _mixed_numbers(self, left: Any, right: Any) -> Callable[[Any, Any], bool] | None:
         numbers = (int, float, np.number)

@@ -39,7 +39,12 @@ def ragged_dim(tensor: torch.Tensor) -> int:
 
 def make_jagged(values: torch.Tensor, offsets: torch.Tensor, ragged: int) -> torch.Tensor:
     """Build a jagged tensor from joined values, the B + 1 offsets and the declared ragged dimension."""
-    return torch.nested.nested_tensor_from_jagged(values, offsets=offsets, jagged_dim=ragged)
+    lengths = offsets.diff()
+    # Without the longest length torch pads to the size of the first dimension, which cuts rows short.
+    shortest, longest = (int(lengths.min()), int(lengths.max())) if lengths.numel() else (0, 0)
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets=offsets, jagged_dim=ragged, min_seqlen=shortest, max_seqlen=longest
+    )
 
 
 def from_rows(rows: Sequence[torch.Tensor], ragged: int | None = None) -> torch.Tensor:

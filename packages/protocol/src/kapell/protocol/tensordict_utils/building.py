@@ -35,7 +35,7 @@ def get_tensordict(tensor_dict: Mapping[str, Any], non_tensor_dict: Mapping[str,
     for name, value in tensor_dict.items():
         entries[name] = column = _column(name, value)
         if rows is not None and num_rows(column) != rows:
-            raise ValueError(f"column {name!r} has {num_rows(column)} rows but column {since!r} has {rows}")
+            raise ValueError(f"column {name!r} has {num_rows(column)} rows, but there are {rows} in column {since!r}")
         rows, since = num_rows(column), since or name
     for name, value in (non_tensor_dict or {}).items():
         if name in entries:
