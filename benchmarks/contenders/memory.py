@@ -1,0 +1,57 @@
+"""Peaks of memory: what processes hold privately, and what the shared-memory store holds."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+__all__ = ["PeakMemory"]
+
+_INTERVAL = 0.005  # seconds between two looks; a phase of a 256 MB transfer takes tens of milliseconds
+
+
+class PeakMemory:
+    """Samples the private memory of some processes and the used bytes of /dev/shm while its block runs."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = (os.getpid(), *pids)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._before_own, self._before_others, self._before_store = self._look()
+        self.total = self.controller = 0.0
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._note()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_INTERVAL):
+            self._note()
+
+    def _note(self) -> None:
+        own, others, store = self._look()
+        own, store = own - self._before_own, store - self._before_store
+        self.controller = max(self.controller, float(own + store))
+        """What the controller and the store took at most, beyond what they held before."""
+        self.total = max(self.total, float(own + store + others - self._before_others))
+        """The same with all processes."""
+
+    def _look(self) -> tuple[int, int, int]:
+        own, *others = map(_private_bytes, self._pids)
+        shm = os.statvfs("/dev/shm")
+        return own, sum(others), (shm.f_blocks - shm.f_bfree) * shm.f_frsize
+
+
+def _private_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Private"))

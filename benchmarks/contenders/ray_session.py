@@ -1,0 +1,19 @@
+"""One Ray session per server, with the same settings for everyone."""
+
+from __future__ import annotations
+
+import ray
+
+__all__ = ["start_ray"]
+
+
+def start_ray() -> None:
+    """Start Ray once; it ends with the process."""
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            num_cpus=16,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=3_000_000_000,
+        )
