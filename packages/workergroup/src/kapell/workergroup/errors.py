@@ -13,7 +13,6 @@ __all__ = [
     "GroupClosedError",
     "KapellError",
     "LostWorker",
-    "MeshRegisteredError",
     "NotRegisteredError",
     "RankContext",
     "RemoteError",
@@ -161,10 +160,6 @@ class NotRegisteredError(KapellError, AttributeError):
             else f"{self.worker_class} has no method `{self.name}`"
         )
         return f"{said}; registered: {', '.join(self.known) or 'none'}"
-
-
-class MeshRegisteredError(KapellError, ValueError, AssertionError):
-    """A worker registered a mesh name twice. An ``AssertionError`` too, as recipes for verl expect."""
 
 
 class GroupClosedError(KapellError, RuntimeError):

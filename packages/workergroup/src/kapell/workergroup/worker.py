@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar
 from kapell.decorators import Dispatch, Execute, register
 
 from .environment import current_worker_env
-from .errors import MeshRegisteredError
 
 __all__ = ["Worker"]
 
@@ -91,7 +90,7 @@ class Worker:
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
         """Say this worker's data-parallel rank in a mesh, and whether its result is the one collected for that rank."""
         if mesh_name in self._dispatch_dp_rank:
-            raise MeshRegisteredError(
+            raise ValueError(
                 f"mesh {mesh_name!r} is already registered on rank {self.rank} with dp rank "
                 f"{self._dispatch_dp_rank[mesh_name]}; known meshes: {sorted(self._dispatch_dp_rank)}"
             )
