@@ -26,7 +26,6 @@ class ListBatch:
         return self.data[name]
 
     def select_idxs(self, idxs: Sequence[int]) -> "ListBatch":
-        assert isinstance(idxs, list)
         part = ListBatch({n: [c[i] for i in idxs] for n, c in self.data.items()}, self.meta_info, self.auto_padding)
         part.padding_mask = [self.padding_mask[i] for i in idxs]
         return part

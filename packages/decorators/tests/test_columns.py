@@ -112,6 +112,8 @@ def test_strict_refuses_undeclared_columns():
     message = r"actor.update: rank 0 returned columns that it does not declare: debug; declared: writes=\('values',\)"
     with pytest.raises(ValueError, match=message):
         run(planned, lambda part: ListBatch({"values": [0], "debug": [0], "a": [1]}))
+    with pytest.raises(ValueError, match="does not declare: b"):
+        run(plan(batch(), reads=["a"], writes=["values"], strict=True), lambda part: ListBatch({"b": [0]}))
 
 
 def test_strict_lets_declared_and_sent_columns_pass():

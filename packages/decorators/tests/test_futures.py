@@ -90,3 +90,29 @@ def test_unknown_rows_are_neither_padded_nor_balanced():
         spec = MethodSpec(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, **options)
         with pytest.raises(ValueError, match=r"'x' is a future whose rows are not known yet; .*Wait for it first"):
             make_plan("f", spec, SHAPE, (ids(5),), {"x": Pending([1])})
+
+
+def test_a_future_that_knows_its_rows_is_planned_like_a_batch():
+    class Stored(ChunkedPending):
+        num_rows = 5
+
+        def __len__(self):
+            return self.num_rows
+
+        def chunk(self, chunks):
+            sizes = make_plan(
+                "f", MethodSpec(dispatch_mode=Dispatch.DP_COMPUTE_PROTO), GroupShape(chunks), (ids(5),)
+            ).rows
+            return [[0] * size for size in sizes]
+
+        @staticmethod
+        def concat(parts): ...
+
+    future = Stored(None)
+    assert plan(Dispatch.DP_COMPUTE_PROTO, future).rows == (2, 1, 1, 1)
+    with pytest.raises(ValueError, match=r"'args\[0\]' has 5 rows, 'args\[1\]' has 2 rows"):
+        plan(Dispatch.DP_COMPUTE_PROTO, future, [1, 2])
+    Stored.num_rows = None
+    planned = plan(Dispatch.DP_COMPUTE_PROTO, future)
+    assert planned.rows == (0, 0, 0, 0)
+    assert [len(planned.call_for(rank)[0][0]) for rank in range(4)] == [2, 1, 1, 1]

@@ -92,6 +92,7 @@ def test_execute_rank_zero_passes_arguments_as_they_are(mode):
 
 def test_a_function_goes_whole_before_the_batch():
     assert run(plan(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC, sum, [1, 2, 3, 4]), lambda f, x: [f(x)]) == [1, 2, 3, 4]
+    assert run(plan(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC, Replicate(sum)), lambda f: [f([1])]) == [1, 1, 1, 1]
     by_keyword = plan(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC, func=sum, batch=[1, 2, 3, 4])
     assert run(by_keyword, lambda func, batch: [func(batch)]) == [1, 2, 3, 4]
 

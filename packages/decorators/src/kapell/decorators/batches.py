@@ -3,6 +3,7 @@
 Nothing here imports such a type. A batch may hold its columns in two parts, `batch` and `non_tensor_batch`.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ __all__ = ["chunk", "column", "columns", "cut", "marked", "nbytes", "pad", "sele
 
 def take(batch: Any, positions: Sequence[int]) -> Any:
     """The rows at `positions`."""
-    return batch.select_idxs(list(positions))
+    numpy = sys.modules.get("numpy")
+    return batch.select_idxs(list(positions) if numpy is None else numpy.asarray(positions, dtype="int64"))
 
 
 def cut(batch: Any, start: int, stop: int) -> Any:
@@ -65,7 +67,7 @@ def nbytes(batch: Any) -> int:
 
 def pad(batch: Any, count: int) -> Any:
     """The batch with `count` copies of its last row, marked in `padding_mask`."""
-    padded = batch.select_idxs(list(range(len(batch))))
+    padded = take(batch, range(len(batch)))
     padded.padding(count)
     return padded
 

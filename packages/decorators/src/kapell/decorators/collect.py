@@ -1,5 +1,6 @@
 """From the results of the collected ranks to one: padding dropped, rows joined, the caller's order restored."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Number
@@ -75,7 +76,7 @@ class Collector:
                 f"{self.method}: the result has {length} rows for {len(self.order)} balanced ones; the caller's order "
                 "can only be restored for one row a row"
             )
-        inverse = [0] * length
+        inverse = array("q", bytes(8 * length))
         for joined_row, row in enumerate(self.order):
             inverse[row] = joined_row
         return splitter.take(joined, inverse)

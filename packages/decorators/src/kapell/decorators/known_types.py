@@ -4,6 +4,7 @@ A type is recognised by its dotted name. By the time a value of it arrives, its 
 """
 
 import sys
+from array import array
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -66,7 +67,12 @@ def _array_join(parts: list[Any]) -> Any:
 
 
 def _index(positions: Sequence[int], device: Any) -> Any:
-    return _library("torch").as_tensor(list(positions), dtype=_library("torch").int64, device=device)
+    torch = _library("torch")
+    if isinstance(positions, range):
+        return torch.arange(positions.start, positions.stop, positions.step, device=device)
+    if isinstance(positions, array) and len(positions):
+        return torch.frombuffer(positions, dtype=torch.int64).to(device)
+    return torch.as_tensor(list(positions), dtype=torch.int64, device=device)
 
 
 def _tensor_length(value: Any) -> int:

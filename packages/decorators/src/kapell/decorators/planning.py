@@ -9,6 +9,7 @@ from kapell.decorators import calls, columns
 from kapell.decorators.arguments import ArgumentLayout, Slot, batches_in, common_columns
 from kapell.decorators.collect import Collector, CustomCollector
 from kapell.decorators.futures import is_future
+from kapell.decorators.markers import Replicate
 from kapell.decorators.mesh import GroupShape, MeshLayout
 from kapell.decorators.modes import Arguments, Dispatch, Execute, Reduction, resolve
 from kapell.decorators.plan import DispatchPlan, PlannedArgument
@@ -72,16 +73,16 @@ class _Call:
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DispatchPlan:
         slots = self._slots(args, kwargs)
         per_worker = self.mode.arguments is Arguments.PER_WORKER and not self._alone()
-        sent = self._check_read(slots, per_worker=per_worker)
+        there = self._check_read(slots, per_worker=per_worker)
         lay = self._argument_layout()
         if self._alone():
             planned = [lay.marked(slot, value) or lay.whole(slot, value) for slot, value in slots]
-            return self._finish(lay.ranks, lay.ranks, planned, Reduction.FIRST, sent)
+            return self._finish(lay.ranks, lay.ranks, planned, Reduction.FIRST, there)
         if self.mode.arguments in (Arguments.ROWS, Arguments.FUNCTION_AND_ROWS):
-            return self._plan_rows(lay, slots, sent)
+            return self._plan_rows(lay, slots, there)
         lay_open = lay.entry_per_rank if self.mode.arguments is Arguments.PER_WORKER else lay.whole
         planned = [lay.marked(slot, value) or lay_open(slot, value) for slot, value in slots]
-        return self._finish(lay.ranks, lay.ranks, planned, self.mode.collect, sent)
+        return self._finish(lay.ranks, lay.ranks, planned, self.mode.collect, there)
 
     def plan_custom(self, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any) -> DispatchPlan:
         assert self.mode.dispatch_fn is not None
@@ -93,13 +94,13 @@ class _Call:
         if self.signature is not None:
             calls.check_call(self.name, self.signature, laid_args, laid_kwargs, types=False)
         slots = self._slots(laid_args, laid_kwargs)
-        sent = self._check_read(slots, per_worker=not self._alone())
+        there = self._check_read(slots, per_worker=not self._alone())
         lay = self._argument_layout()
         lay_one = lay.whole if self._alone() else lay.entry_per_rank
         planned = [lay_one(slot, value) for slot, value in slots]
         rows, padding = _rows_of_custom(planned, len(lay.ranks))
         collector = CustomCollector(self.name, lay.ranks, self.mode.collect_fn, group, rows, padding, self._alone())
-        return self._plan_of(lay.ranks, lay.ranks, planned, collector, sent, rows=rows, padding_rows=padding)
+        return self._plan_of(lay.ranks, lay.ranks, planned, collector, there, rows=rows, padding_rows=padding)
 
     def _alone(self) -> bool:
         return self.spec.execute_mode is Execute.RANK_ZERO or self.mode.arguments is Arguments.RANK_ZERO
@@ -129,7 +130,7 @@ class _Call:
             columns.check_read(self.name, self.spec.reads, set(there), self.shape.writers)
         return tuple(there)
 
-    def _plan_rows(self, lay: ArgumentLayout, slots: _Slots, sent: tuple[str, ...]) -> DispatchPlan:
+    def _plan_rows(self, lay: ArgumentLayout, slots: _Slots, there: tuple[str, ...]) -> DispatchPlan:
         mesh_name = self.mode.mesh_name
         mesh = self.shape.mesh(mesh_name) if mesh_name is not None else MeshLayout.flat(self.shape.world_size)
         if self.mode.arguments is Arguments.FUNCTION_AND_ROWS:
@@ -150,11 +151,12 @@ class _Call:
         arguments = [planned[index] for index in range(len(slots))]
         if rows.padding_argument is not None:
             arguments.append(PlannedArgument(self.spec.padding_argument, None, rows.padding_argument, mesh.dp_ranks))
-        return self._finish(lay.ranks, mesh.collect_ranks, arguments, self.mode.collect, sent, rows.layout, mesh)
+        return self._finish(lay.ranks, mesh.collect_ranks, arguments, self.mode.collect, there, rows.layout, mesh)
 
     def _check_function(self, slots: _Slots) -> None:
-        first = next((value for slot, value in slots if slot.position == 0), None)
-        if callable(first) or (first is None and any(callable(value) for _, value in slots)):
+        values = [value.value if isinstance(value, Replicate) else value for _, value in slots]
+        first = values[0] if slots and slots[0][0].position == 0 else None
+        if callable(first) or (first is None and any(map(callable, values))):
             return
         raise TypeError(f"{self.name}: {self.mode} takes a function as first argument, got {type(first).__name__}")
 
@@ -164,7 +166,7 @@ class _Call:
         collect_ranks: tuple[int, ...],
         planned: Sequence[PlannedArgument],
         reduction: Reduction,
-        sent: tuple[str, ...],
+        there: tuple[str, ...],
         layout: RowLayout | None = None,
         mesh: MeshLayout | None = None,
     ) -> DispatchPlan:
@@ -182,10 +184,15 @@ class _Call:
             ranks=collect_ranks,
             reduction=self.spec.collect or reduction,
             writes=self.spec.writes if self.spec.strict else None,
-            sent=sent,
+            sent=self._sent(there),
             **collected,
         )
-        return self._plan_of(ranks, collect_ranks, planned, collector, sent, **shards)
+        return self._plan_of(ranks, collect_ranks, planned, collector, there, **shards)
+
+    def _sent(self, there: tuple[str, ...]) -> tuple[str, ...]:
+        """The columns that travel, of those that the caller's batches have."""
+        reads = self.spec.reads
+        return tuple(name for name in there if name in reads) if reads else there
 
     def _plan_of(
         self,
@@ -193,13 +200,13 @@ class _Call:
         collect_ranks: tuple[int, ...],
         planned: Sequence[PlannedArgument],
         collector: Any,
-        sent: tuple[str, ...],
+        there: tuple[str, ...],
         *,
         rows: tuple[int, ...] | None = None,
         padding_rows: tuple[int, ...] | None = None,
         **fields: Any,
     ) -> DispatchPlan:
-        reads, none = self.spec.reads, (0,) * len(ranks)
+        none = (0,) * len(ranks)
         return DispatchPlan(
             method=self.method,
             role=self.shape.role,
@@ -209,7 +216,7 @@ class _Call:
             collect_ranks=collect_ranks,
             arguments=tuple(planned),
             collector=collector,
-            columns=tuple(name for name in sent if name in reads) if reads else sent,
+            columns=self._sent(there),
             rows=rows or none,
             padding_rows=padding_rows or none,
             **fields,
