@@ -157,12 +157,12 @@ def test_a_status_that_will_not_pass_is_not_tried_again(status):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("<html>", "without JSON of the form"),
-        ([1.0], "without JSON of the form"),
-        ({"score": [1.0]}, "without JSON of the form"),
+        ("<html>", "answered no JSON"),
+        ([1.0], "without a list under 'scores'"),
+        ({"score": [1.0]}, "without a list under 'scores'"),
         ({"scores": [1.0]}, "1 scores for 2 rows"),
         ({"scores": [1.0, 2.0, 3.0]}, "3 scores for 2 rows"),
-        ({"scores": None}, "NoneType scores for 2 rows"),
+        ({"scores": None}, "without a list under 'scores'"),
         ({"scores": [1.0, None]}, r"row 1 .*"),
         ({"scores": [1.0, "2"]}, r"'2' of type str for row 1"),
         ('{"scores": [1.0, NaN]}', r"returned nan for row 1"),

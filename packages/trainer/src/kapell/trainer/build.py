@@ -19,10 +19,12 @@ from .data import PromptDataset, PromptLoader
 from .hooks import Hook, RunSummary
 from .models import build_policy, build_value_model, load_config_of, new_model_config
 from .objectives import PolicyObjective, ValueObjective
+from .openai_engine import OpenAIEngine
 from .reward_terms import build_reward
 from .rows import PromptRow, read_rows
 from .sampler import Sampling
 from .scoring import Scorer
+from .served_rollout import RolloutServerWorker, ServedRollout
 from .stages import AdaptiveKL, Stages, UpdatePlan
 from .steps import group_step, ppo_step
 from .tasks import reverse_digits
@@ -112,7 +114,7 @@ def train(prepared: Prepared, folder: str | Path, *, hooks: Sequence[Hook] = ())
 
         summary = Trainer(
             ppo_step if prepared.config.use_critic else group_step,
-            _stages(prepared, groups),
+            _stages(prepared, groups, folder),
             prepared.train,
             prepared.loader,
             total_steps=prepared.total_steps,
@@ -210,6 +212,8 @@ def _worker_groups(prepared: Prepared) -> Generator[Mapping[str, WorkerGroup]]:
             total_optimizer_steps=_optimizer_steps(prepared, _plan(config.critic, actor)),
             torch_threads=threads,
         )
+    if config.actor_rollout_ref.rollout.name == "openai":
+        roles["rollout"] = ClassWithInitArgs(RolloutServerWorker, _openai_engine(prepared))
     # Threads that spin while they wait would take the cores from the other workers.
     environment = {
         "OMP_NUM_THREADS": str(threads),
@@ -221,6 +225,14 @@ def _worker_groups(prepared: Prepared) -> Generator[Mapping[str, WorkerGroup]]:
         pool = backend.resource_pool([config.trainer.n_gpus_per_node] * config.trainer.nnodes)
         group = backend.worker_group(pool, colocate(roles), role="workers", worker_env=environment)
         yield group.spawn(roles)
+
+
+def _openai_engine(prepared: Prepared) -> OpenAIEngine:
+    return OpenAIEngine(
+        **vars(prepared.config.actor_rollout_ref.rollout.server),
+        eos_token_ids=_eos_token_ids(prepared),
+        pad_token_id=prepared.tokenizer.pad_token_id,
+    )
 
 
 def _eos_token_ids(prepared: Prepared) -> tuple[int, ...]:
@@ -245,7 +257,15 @@ def _sampling(config: SamplingConfig) -> Sampling:
     return Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, do_sample=config.do_sample)
 
 
-def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup]) -> Stages:
+def _served_rollout(config: Config, groups: Mapping[str, WorkerGroup], folder: str | Path) -> ServedRollout | None:
+    if "rollout" not in groups:
+        return None
+    reload = config.actor_rollout_ref.rollout.server.reload_path is not None
+    weights = Path(folder) / "rollout_weights"
+    return ServedRollout(groups["actor_rollout_ref"], groups["rollout"], weights, reload=reload)
+
+
+def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str | Path) -> Stages:
     config = prepared.config
     algorithm, actor, rollout = config.algorithm, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     length = config.data.max_response_length
@@ -255,6 +275,7 @@ def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup]) -> Stages:
     return Stages(
         policy=groups["actor_rollout_ref"],
         critic=groups.get("critic"),
+        rollout=_served_rollout(config, groups, folder),
         scorer=prepared.scorer,
         samples_per_prompt=rollout.n,
         sampling=_sampling(rollout),

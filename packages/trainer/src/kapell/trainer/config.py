@@ -26,6 +26,7 @@ __all__ = [
     "RefConfig",
     "RewardConfig",
     "RolloutConfig",
+    "RolloutServerConfig",
     "SamplingConfig",
     "TrainerConfig",
 ]
@@ -225,9 +226,37 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RolloutServerConfig:
+    """The server that samples with ``rollout.name=openai``; `kapell.trainer.openai_engine` says what it must do."""
+
+    url: str = "http://127.0.0.1:8000"
+    """Its address, without ``/v1``."""
+    model: str = "default"
+    """The model's name there."""
+    reload_path: str | None = "/update_weights_from_disk"
+    """Path to which ``{"model_path": FOLDER}`` is posted when the policy has changed (SGLang's). Null: the server keeps
+    its weights, so that training is off-policy."""
+    concurrency: int = 32
+    """Requests at once, per worker."""
+    timeout: float = 600.0
+    """Seconds without a byte after which a request counts as failed."""
+    retries: int = 3
+    """Further attempts of a failed request."""
+    api_key_env: str | None = None
+    """Environment variable with a bearer token."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "concurrency", "timeout")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RolloutConfig(SamplingConfig):
     """How training samples; the log-probabilities of the update use the same temperature."""
 
+    name: Literal["hf", "openai"] = "hf"
+    """What samples: the built-in engine on the actor's own weights, or a server."""
+    server: RolloutServerConfig = field(default_factory=RolloutServerConfig)
+    """That server."""
     do_sample: bool = True
     """Sample; otherwise always take the most probable token."""
     n: int = 8

@@ -25,6 +25,7 @@ from .metrics import add_metrics
 from .objectives import PolicyObjective, ValueObjective
 from .sampler import Sampling
 from .scoring import Scorer
+from .served_rollout import ServedRollout
 
 __all__ = ["AdaptiveKL", "StageSpec", "Stages", "UpdatePlan", "mini_batches", "stage", "stage_spec_of"]
 
@@ -121,6 +122,8 @@ class Stages:
     """Workers with the methods of `kapell.trainer.workers.ActorRolloutRefWorker`."""
     critic: WorkerGroup | None = None
     """Workers with the methods of `kapell.trainer.workers.CriticWorker`."""
+    rollout: WorkerGroup | ServedRollout | None = None
+    """What samples, by its method ``generate_sequences``; None for the policy's own workers."""
     scorer: Scorer
     """Turns responses into scores."""
     samples_per_prompt: int
@@ -171,7 +174,8 @@ class Stages:
         # From the prompt's place in its file, so that neither batching nor workers change what is sampled for it.
         sample_id = batch.column("index") * num_samples + torch.arange(len(batch)) % num_samples
         batch = batch.union(DataProto.from_dict(tensors={"sample_id": sample_id}))
-        rollout = self.policy.generate_sequences(
+        sampler = self.policy if self.rollout is None else self.rollout
+        rollout = sampler.generate_sequences(
             batch, sampling=sampling, max_new_tokens=self.max_response_length, seed=self.seed, step=step
         )
         return batch.union(rollout)

@@ -1,6 +1,6 @@
 """The roles of a run as workers: the policy, which samples, is updated and keeps its reference, and the critic."""
 
-# B rows, P padded prompt tokens, T response tokens, L = P + T
+# B rows, T response tokens
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from kapell.decorators import Dispatch, Reduction, register
 from kapell.protocol import DataProto
 from kapell.workergroup import Worker
 
-from .algorithms import BatchTotals, Metric, position_ids
+from .algorithms import BatchTotals, Metric
 from .collective import join_collective
 from .config import OptimConfig
 from .engine import MODEL_COLUMNS, Columns, TrainEngine, micro_batches, policy_forward, value_forward
 from .objectives import PolicyObjective, ValueObjective
-from .sampler import Sampling, sample, sample_streams
+from .rollout_engine import RolloutEngine, RolloutRequest, SamplerEngine, rollout_columns
+from .sampler import Sampling
 
 __all__ = ["ActorRolloutRefWorker", "CriticWorker", "TrainWorker"]
 
@@ -102,8 +103,7 @@ class ActorRolloutRefWorker(TrainWorker):
         **options: Any,
     ) -> None:
         super().__init__(build_model, optim, **options)
-        self._eos_token_ids = tuple(eos_token_ids)
-        self._pad_token_id = pad_token_id
+        self._rollout: RolloutEngine = SamplerEngine(self.engine.model, tuple(eos_token_ids), pad_token_id)
         self._reference = build_model().requires_grad_(False) if with_reference else None
         self._version = 0
 
@@ -125,28 +125,21 @@ class ActorRolloutRefWorker(TrainWorker):
     ) -> DataProto:
         """Continue each prompt; ``sample_id`` with seed and step chooses the row's random numbers."""
         columns = _tensors(batch)
-        prompts_BP, prompt_mask_BP = columns["prompts"], columns["prompt_mask"]
-        rollout = sample(
-            self.engine.model,
-            prompts_BP,
-            prompt_mask_BP,
+        request = RolloutRequest(
+            prompts=columns["prompts"],
+            prompt_mask=columns["prompt_mask"],
+            sample_ids=columns["sample_id"].tolist(),
             sampling=sampling,
-            uniforms_BT=sample_streams(seed, step, columns["sample_id"].tolist(), max_new_tokens),
-            eos_token_ids=self._eos_token_ids,
-            pad_token_id=self._pad_token_id,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            step=step,
         )
-        attention_mask_BL = torch.cat([prompt_mask_BP, rollout.response_mask], dim=1)
-        return DataProto.from_dict(
-            tensors={
-                "responses": rollout.responses,
-                "response_mask": rollout.response_mask,
-                "rollout_log_probs": rollout.rollout_log_probs,
-                "input_ids": torch.cat([prompts_BP, rollout.responses], dim=1),
-                "attention_mask": attention_mask_BL,
-                "position_ids": position_ids(attention_mask_BL),
-                "policy_version": torch.full((len(batch),), self._version),
-            }
-        )
+        return rollout_columns(request, self._rollout.generate(request), policy_version=self._version)
+
+    @register(Dispatch.RANK_ZERO)
+    def policy_version(self) -> int:
+        """How many times the weights have moved."""
+        return self._version
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=(*MODEL_COLUMNS, "response_mask"), writes=("old_log_probs", "entropys"))
     def compute_log_prob(

@@ -1,0 +1,88 @@
+"""What samples responses: the interface of rollout engines, and the built-in one on a model in this process."""
+
+# B rows (prompts times samples), P padded prompt tokens, T response tokens, L = P + T
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kapell.protocol import DataProto
+
+from .algorithms import position_ids
+from .sampler import Rollout, Sampling, sample, sample_streams
+
+__all__ = ["RolloutEngine", "RolloutRequest", "SamplerEngine", "rollout_columns"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutRequest:
+    """Prompts to be continued."""
+
+    prompts: Tensor
+    """``(B, P)`` token ids, padded on the left."""
+    prompt_mask: Tensor
+    """``(B, P)``: 1 for each token of a prompt."""
+    sample_ids: Sequence[int]
+    """One per row. With seed and step they choose a row's random numbers, whatever else is in the batch."""
+    sampling: Sampling
+    """How tokens are chosen."""
+    max_new_tokens: int
+    """Longest response T."""
+    seed: int
+    """The run's seed."""
+    step: int
+    """The step."""
+
+
+class RolloutEngine(Protocol):
+    """Samples responses."""
+
+    def generate(self, request: RolloutRequest) -> Rollout:
+        """A response of at most ``max_new_tokens`` for each row, in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class SamplerEngine:
+    """The built-in engine: `kapell.trainer.sampler` on a model in this process."""
+
+    model: PreTrainedModel
+    """The policy; its current weights are used."""
+    eos_token_ids: Collection[int]
+    """Tokens that end a response."""
+    pad_token_id: int
+    """Fills what follows."""
+
+    def generate(self, request: RolloutRequest) -> Rollout:
+        """A response for each row."""
+        return sample(
+            self.model,
+            request.prompts,
+            request.prompt_mask,
+            sampling=request.sampling,
+            uniforms_BT=sample_streams(request.seed, request.step, request.sample_ids, request.max_new_tokens),
+            eos_token_ids=self.eos_token_ids,
+            pad_token_id=self.pad_token_id,
+        )
+
+
+def rollout_columns(request: RolloutRequest, rollout: Rollout, *, policy_version: int) -> DataProto:
+    """The columns that a rollout adds to its batch, those of the model's next forward pass included."""
+    attention_mask_BL = torch.cat([request.prompt_mask, rollout.response_mask], dim=1)
+    return DataProto.from_dict(
+        tensors={
+            "responses": rollout.responses,
+            "response_mask": rollout.response_mask,
+            "rollout_log_probs": rollout.rollout_log_probs,
+            "input_ids": torch.cat([request.prompts, rollout.responses], dim=1),
+            "attention_mask": attention_mask_BL,
+            "position_ids": position_ids(attention_mask_BL),
+            "policy_version": torch.full((len(request.prompts),), policy_version),
+        }
+    )
