@@ -116,6 +116,20 @@ def test_strict_refuses_undeclared_columns():
         run(plan(batch(), reads=["a"], writes=["values"], strict=True), lambda part: ListBatch({"b": [0]}))
 
 
+def test_reads_and_writes_hold_for_custom_modes():
+    pair = {
+        "dispatch_fn": lambda group, value: (([value] * group.world_size,), {}),
+        "collect_fn": lambda group, outputs: outputs[0],
+    }
+    planned = plan(batch(), mode=pair, reads=["a"], writes=["values"], strict=True)
+    assert planned.call_for(1)[0][0].columns == ("a",)
+    assert run(planned, lambda part: ListBatch({"values": [0, 0]})).columns == ("values",)
+    with pytest.raises(ValueError, match="does not declare: debug"):
+        run(planned, lambda part: ListBatch({"debug": [0, 0]}))
+    with pytest.raises(ValueError, match="reads column 'd'"):
+        plan(batch(), mode=pair, reads=["d"])
+
+
 def test_strict_lets_declared_and_sent_columns_pass():
     planned = plan(batch(), reads=["a"], writes=["values"], strict=True)
     result = run(planned, lambda part: ListBatch(part.data | {"values": [0]}))

@@ -1,6 +1,7 @@
 """`register` labels, and changes nothing else."""
 
 import asyncio
+import dataclasses
 import functools
 import inspect
 from dataclasses import FrozenInstanceError
@@ -8,7 +9,17 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 
-from kapell.decorators import Dispatch, Execute, MethodSpec, Reduction, Uneven, register, spec_of
+from kapell.decorators import (
+    Dispatch,
+    Execute,
+    GroupShape,
+    MethodSpec,
+    Reduction,
+    Uneven,
+    make_plan,
+    register,
+    spec_of,
+)
 
 
 class Worker:
@@ -199,9 +210,17 @@ def test_register_without_parentheses_says_so():
         ({"reads": "a"}, TypeError, r"write \('a',\)"),
         ({"writes": [1]}, TypeError, "column names, got 1"),
         ({"balance_by": "cost"}, ValueError, "ALL_TO_ALL does not"),
+        ({"collect": "mean", "dispatch_mode": {"dispatch_fn": len, "collect_fn": len}}, ValueError, "of its own"),
         ({"uneven": "pad", "dispatch_mode": Dispatch.ONE_TO_ALL}, ValueError, "ONE_TO_ALL does not"),
     ],
 )
 def test_wrong_options_are_refused_where_they_are_written(options, error, message):
     with pytest.raises(error, match=message):
         register(**options)
+
+
+def test_one_call_may_choose_another_mode():
+    spec = dataclasses.replace(spec_of(Worker.update), dispatch_mode="ONE_TO_ALL")
+    assert spec.dispatch_mode is Dispatch.ONE_TO_ALL
+    planned = make_plan("update", spec, GroupShape(2), ([1, 2, 3],))
+    assert planned.call_for(1) == (([1, 2, 3],), {})

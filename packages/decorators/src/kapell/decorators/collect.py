@@ -1,18 +1,18 @@
 """From the results of the collected ranks to one: padding dropped, rows joined, the caller's order restored."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Number
 from typing import Any
 
 from kapell.decorators.columns import check_written
-from kapell.decorators.modes import CollectFn, Reduction
+from kapell.decorators.modes import Reduction
 from kapell.decorators.reduce import reduce_outputs
 from kapell.decorators.splitter import Splitter
 from kapell.decorators.splitting import splitter_of
 
-__all__ = ["Collector", "CustomCollector", "join_outputs"]
+__all__ = ["Collector", "join_outputs"]
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,20 @@ class Collector:
     writes: tuple[str, ...] | None = None
     """Columns that results may hold besides `sent`; None for no check."""
     sent: tuple[str, ...] = ()
-    """Columns of the caller's batches."""
+    """Columns of the batches that were sent."""
+    finish: Callable[[list[Any]], Any] | None = None
+    """What a custom mode makes of the outputs, instead of `reduction`."""
 
     def __call__(self, outputs: list[Any]) -> Any:
         """The result of the call."""
         if self.writes is not None:
             for rank, output in zip(self.ranks, outputs, strict=True):
                 check_written(self.method, rank, output, self.writes, self.sent)
-        joins = self.reduction is Reduction.CONCAT
+        joins = self.reduction is Reduction.CONCAT and self.finish is None
         if any(self.padding):
             outputs = [self._without_padding(slot, output, joins) for slot, output in enumerate(outputs)]
+        if self.finish is not None:
+            return self.finish(outputs)
         if not joins:
             return reduce_outputs(self.method, self.ranks, outputs, self.reduction, self.rows)
         return self._in_order(join_outputs(self.method, self.ranks, outputs))
@@ -80,33 +84,6 @@ class Collector:
         for joined_row, row in enumerate(self.order):
             inverse[row] = joined_row
         return splitter.take(joined, inverse)
-
-
-@dataclass(frozen=True)
-class CustomCollector:
-    """Collects with the `collect_fn` of a custom mode; marked padding of batches is dropped before."""
-
-    method: str
-    """Name in messages."""
-    ranks: tuple[int, ...]
-    """The collected ranks."""
-    collect_fn: CollectFn
-    """The mode's own."""
-    group: Any
-    """What `collect_fn` gets first."""
-    rows: tuple[int, ...]
-    """Rows of each rank, padding not counted."""
-    padding: tuple[int, ...]
-    """Padding rows of each rank."""
-    single: bool
-    """Whether one rank runs, whose output `collect_fn` gets without a list."""
-
-    def __call__(self, outputs: list[Any]) -> Any:
-        """The result of the call."""
-        if any(self.padding):
-            drop = Collector(self.method, self.ranks, Reduction.LIST, self.rows, self.padding)
-            outputs = drop(outputs)
-        return self.collect_fn(self.group, outputs[0] if self.single else outputs)
 
 
 def join_outputs(method: str, ranks: Sequence[int], outputs: list[Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kapell.decorators import calls, columns
 from kapell.decorators.arguments import ArgumentLayout, Slot, batches_in, common_columns
-from kapell.decorators.collect import Collector, CustomCollector
+from kapell.decorators.collect import Collector
 from kapell.decorators.futures import is_future
 from kapell.decorators.markers import Replicate
 from kapell.decorators.mesh import GroupShape, MeshLayout
@@ -98,8 +98,13 @@ class _Call:
         lay = self._argument_layout()
         lay_one = lay.whole if self._alone() else lay.entry_per_rank
         planned = [lay_one(slot, value) for slot, value in slots]
+        collect_fn, alone = self.mode.collect_fn, self._alone()
+
+        def finish(outputs: list[Any]) -> Any:
+            return collect_fn(group, outputs[0] if alone else outputs)
+
         rows, padding = _rows_of_custom(planned, len(lay.ranks))
-        collector = CustomCollector(self.name, lay.ranks, self.mode.collect_fn, group, rows, padding, self._alone())
+        collector = self._collector(lay.ranks, Reduction.LIST, there, rows=rows, padding=padding, finish=finish)
         return self._plan_of(lay.ranks, lay.ranks, planned, collector, there, rows=rows, padding_rows=padding)
 
     def _alone(self) -> bool:
@@ -179,15 +184,14 @@ class _Call:
             shards["row_layout"], shards["shards"] = layout, mesh.dp_ranks
             # Collected ranks come in data-parallel order, one a shard.
             collected = {"rows": layout.sizes, "padding": padding, "order": layout.order}
-        collector = Collector(
-            method=self.name,
-            ranks=collect_ranks,
-            reduction=self.spec.collect or reduction,
-            writes=self.spec.writes if self.spec.strict else None,
-            sent=self._sent(there),
-            **collected,
-        )
+        collector = self._collector(collect_ranks, self.spec.collect or reduction, there, **collected)
         return self._plan_of(ranks, collect_ranks, planned, collector, there, **shards)
+
+    def _collector(
+        self, ranks: tuple[int, ...], reduction: Reduction, there: tuple[str, ...], **options: Any
+    ) -> Collector:
+        writes = self.spec.writes if self.spec.strict else None
+        return Collector(self.name, ranks, reduction, writes=writes, sent=self._sent(there), **options)
 
     def _sent(self, there: tuple[str, ...]) -> tuple[str, ...]:
         """The columns that travel, of those that the caller's batches have."""
@@ -199,7 +203,7 @@ class _Call:
         ranks: tuple[int, ...],
         collect_ranks: tuple[int, ...],
         planned: Sequence[PlannedArgument],
-        collector: Any,
+        collector: Collector,
         there: tuple[str, ...],
         *,
         rows: tuple[int, ...] | None = None,

@@ -72,17 +72,6 @@ class MethodSpec:
             fix("collect", _word(Reduction, self.collect, "collect"))
         for name in ("reads", "writes"):
             fix(name, _column_names(name, getattr(self, name)))
-        self._check_rows_options()
-
-    def _check_rows_options(self) -> None:
-        mode = self.dispatch_mode
-        if mode.arguments in (Arguments.ROWS, Arguments.FUNCTION_AND_ROWS):
-            return
-        for name in ("balance_by", "group_by", "padding_argument"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name} needs a mode that splits rows; {mode} does not")
-        if self.uneven is not Uneven.SHARDS:
-            raise ValueError(f"uneven={self.uneven.value!r} needs a mode that splits rows; {mode} does not")
 
 
 def register(
@@ -129,6 +118,8 @@ def register(
         idempotent=idempotent,
     )
 
+    _check_together(spec)
+
     def label(method: _Method) -> _Method:
         return _labelled(method, spec)
 
@@ -145,6 +136,20 @@ def spec_of(method: Any) -> MethodSpec | None:
     if spec is None:
         spec = getattr(getattr(method, "__func__", None), _LABEL, None)
     return spec if isinstance(spec, MethodSpec) else None
+
+
+def _check_together(spec: MethodSpec) -> None:
+    """Refuse a declaration of which a part has no effect. (A call may still choose another mode for itself.)"""
+    mode = spec.dispatch_mode
+    if mode.arguments is Arguments.CUSTOM and spec.collect is not None:
+        raise ValueError(f"collect={spec.collect.value!r} has no effect: {mode} has a collect_fn of its own")
+    if mode.arguments in (Arguments.ROWS, Arguments.FUNCTION_AND_ROWS):
+        return
+    for name in ("balance_by", "group_by", "padding_argument"):
+        if getattr(spec, name) is not None:
+            raise ValueError(f"{name} needs a mode that splits rows; {mode} does not")
+    if spec.uneven is not Uneven.SHARDS:
+        raise ValueError(f"uneven={spec.uneven.value!r} needs a mode that splits rows; {mode} does not")
 
 
 def _labelled(method: Any, spec: MethodSpec) -> Any:
