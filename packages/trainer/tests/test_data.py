@@ -1,0 +1,178 @@
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kapell.trainer.data import LoaderState, PromptDataset, PromptLoader, encode_prompt, in_batches
+from kapell.trainer.rows import DataError, PromptRow, read_rows
+from kapell.trainer.tasks import reverse_digits
+from kapell.trainer.tokenizer import build_character_tokenizer, load_tokenizer
+
+ROW = {
+    "data_source": "mine",
+    "prompt": [{"role": "user", "content": "12"}],
+    "reward_model": {"style": "rule", "ground_truth": "21"},
+    "extra_info": {"index": 0},
+}
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_jsonl_and_parquet_give_the_same_rows(tmp_path):
+    jsonl = write_jsonl(tmp_path / "rows.jsonl", [ROW, ROW])
+    parquet = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist([ROW, ROW]), parquet)
+    both = [read_rows([path]) for path in (jsonl, parquet)]
+    assert [(row.text, row.ground_truth, row.data_source, row.extra_info) for row in both[0]] == [
+        (row.text, row.ground_truth, row.data_source, row.extra_info) for row in both[1]
+    ]
+    assert both[0][1].origin == f"{jsonl} row 2"
+
+
+def test_a_ground_truth_of_zero_is_one(tmp_path):
+    file = write_jsonl(tmp_path / "rows.jsonl", [{**ROW, "reward_model": {"ground_truth": 0}}])
+    assert read_rows([file])[0].ground_truth == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reward_model": {"style": "rule"}}, "row 2 has no reward_model.ground_truth"),
+        ({"reward_model": None}, "row 2 has no reward_model.ground_truth"),
+        ({"data_source": None}, "row 2 has no text in `data_source`"),
+        ({"prompt": ""}, "row 2: `prompt` must be text or chat messages and not empty"),
+        ({"prompt": [{"content": "x"}]}, "row 2: each message in `prompt` needs `role` and `content`"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_file_and_number(tmp_path, change, message):
+    file = write_jsonl(tmp_path / "rows.jsonl", [ROW, {**ROW, **change}])
+    with pytest.raises(DataError) as caught:
+        read_rows([file])
+    assert f"{file} {message}" in str(caught.value)
+
+
+def test_a_row_without_a_prompt_lists_its_fields(tmp_path):
+    row = {key: value for key, value in ROW.items() if key != "prompt"}
+    with pytest.raises(DataError, match="has no `prompt`; fields: data_source, reward_model, extra_info"):
+        read_rows([write_jsonl(tmp_path / "rows.jsonl", [row])])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", "{not json}\n", "line 1 is not valid JSON"),
+        ("rows.jsonl", "[1]\n", "row 1 is a list"),
+        ("rows.jsonl", "\n", "holds no rows"),
+        ("rows.parquet", "no parquet", "is not a parquet file"),
+        ("rows.csv", "a,b\n", "unknown ending '.csv'; known: .jsonl"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, name, content, message):
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_rows([file])
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(FileNotFoundError, match=r"no data file nowhere\.jsonl"):
+        read_rows(["nowhere.jsonl"])
+
+
+def test_the_bundled_task_holds_validation_prompts_out_and_follows_its_seed(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "kapell.trainer.tasks.reverse_digits", tmp_path, "--seed", "5", "--num-val", "50"],
+        check=True,
+    )
+    train, val = read_rows([tmp_path / "train.jsonl"]), read_rows([tmp_path / "val.jsonl"])
+    assert (len(train), len(val)) == (9950, 50)
+    assert not {row.text for row in train} & {row.text for row in val}
+    assert all(row.ground_truth == row.text[::-1] for row in [*train, *val])
+    again = reverse_digits.make_rows(seed=5, num_val=50)[1]
+    assert [row.text for row in val] == [row["prompt"][0]["content"] for row in again]
+    assert again != reverse_digits.make_rows(seed=6, num_val=50)[1]
+
+
+@pytest.mark.parametrize(
+    ("response", "score"), [("4321", 1.0), ("4300", 0.5), ("43", 0.5), ("43219", 0.8), ("", 0.0), ("1234", 0.0)]
+)
+def test_the_bundled_reward_is_the_share_of_right_positions(response, score):
+    assert reverse_digits.score("reverse_digits", response, "4321") == score
+
+
+def test_text_and_messages_of_the_same_words_encode_alike(tokenizer):
+    text = PromptRow("42", "24", "mine")
+    messages = PromptRow([{"role": "user", "content": "42"}], "24", "mine")
+    assert encode_prompt(text, tokenizer) == encode_prompt(messages, tokenizer)
+
+
+def test_a_character_without_a_token_is_named_with_its_row(tokenizer):
+    with pytest.raises(DataError, match=r"file row 3: the tokenizer has no token for \['\+', 'x'\]"):
+        encode_prompt(PromptRow("1+x", "1", "mine", origin="file row 3"), tokenizer)
+
+
+def test_the_character_tokenizer_survives_saving(tmp_path):
+    tokenizer = build_character_tokenizer("ab \nä")
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    ids = tokenizer("b ä\na")["input_ids"]
+    assert loaded("b ä\na")["input_ids"] == ids
+    assert loaded.decode(ids, skip_special_tokens=True) == "b ä\na"
+    assert (loaded.pad_token_id, loaded.eos_token_id, loaded.chat_template) == (0, 1, tokenizer.chat_template)
+
+
+def test_an_overlong_prompt_is_an_error_or_left_out(tokenizer):
+    rows = [PromptRow(text, "1", "mine", origin=f"row {text}") for text in ("1", "12345")]
+    with pytest.raises(DataError, match=r"row 12345: the prompt has 6 tokens, more than data.max_prompt_length=4"):
+        PromptDataset(rows, tokenizer, max_prompt_length=4)
+    dataset = PromptDataset(rows, tokenizer, max_prompt_length=4, filter_overlong=True)
+    assert (len(dataset), dataset.num_filtered) == (1, 1)
+    with pytest.raises(DataError, match="all 2 prompts have more than"):
+        PromptDataset(rows, tokenizer, max_prompt_length=1, filter_overlong=True)
+
+
+def test_a_batch_is_padded_on_the_left_and_keeps_rows_together(tokenizer):
+    rows = [PromptRow(text, text[::-1], f"source {text}") for text in ("1", "23", "456")]
+    batch = PromptDataset(rows, tokenizer, max_prompt_length=9).batch([2, 0])
+    assert batch.column("prompt_mask").tolist() == [[1, 1, 1, 1], [0, 0, 1, 1]]
+    assert batch.column("prompts")[1].tolist()[:2] == [tokenizer.pad_token_id] * 2
+    assert batch.column("index").tolist() == [2, 0]
+    assert batch.column("ground_truth").tolist() == ["654", "1"]
+    assert batch.column("data_source").tolist() == ["source 456", "source 1"]
+
+
+def test_each_epoch_deals_every_prompt_once_in_a_new_order():
+    loader = PromptLoader(5, batch_size=2, shuffle=True, seed=1)
+    epochs = [[index for _ in range(3) for index in loader.next_batch()] for _ in range(3)]
+    assert all(sorted(epoch) == [0, 1, 2, 3, 4] for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert loader.state == LoaderState(3, 0)
+    assert loader.steps_in(3) == 9
+
+
+def test_a_loader_continues_from_any_state_as_if_never_stopped():
+    straight = PromptLoader(5, batch_size=2, shuffle=True, seed=1)
+    expected = []
+    states = []
+    for _ in range(9):
+        states.append(straight.state)
+        expected.append(straight.next_batch())
+    for stop, state in enumerate(states):
+        resumed = PromptLoader(5, batch_size=2, shuffle=True, seed=1)
+        resumed.state = state
+        assert [resumed.next_batch() for _ in range(9 - stop)] == expected[stop:]
+
+
+def test_a_dataset_smaller_than_a_batch_gives_all_of_it():
+    assert PromptLoader(3, batch_size=8, shuffle=False, seed=1).next_batch() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("rows", "size", "expected"), [(5, 2, [[0, 1], [2, 3], [4]]), (0, 2, []), (1, 4, [[0]])])
+def test_batches_in_order_hold_each_index_once(rows, size, expected):
+    assert list(in_batches(rows, size)) == expected
