@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from types import FunctionType
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import ray
 from ray import cloudpickle
@@ -121,12 +123,27 @@ class _Pickler(cloudpickle.CloudPickler):
     references = False
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, ray.ObjectRef) and not self.references:
+        kind = type(obj)
+        if kind is FunctionType or issubclass(kind, type):
+            return self._definition(obj)
+        if kind is ray.ObjectRef and not self.references:
             raise HoldsReferencesError("the value holds Ray references")
-        if isinstance(obj, type) or callable(obj):
-            send_by_value_if_needed(getattr(obj, "__module__", None))
-        elif "torch" in sys.modules and type(obj).__module__.partition(".")[0] in _LIBRARIES:
+        if "torch" in sys.modules and kind.__module__.partition(".")[0] in _LIBRARIES:
             standin = import_module(_WIRE).pack(obj)
             if standin is not obj:
                 return standin.__reduce_ex__(5)
-        return super().reducer_override(obj)
+        return NotImplemented
+
+    def _definition(self, obj: Any) -> Any:
+        """A function or class: by name where workers can import it, else by value."""
+        if obj in _by_name:
+            return NotImplemented
+        send_by_value_if_needed(getattr(obj, "__module__", None))
+        reduced = super().reducer_override(obj)
+        if reduced is NotImplemented:
+            _by_name.add(obj)
+        return reduced
+
+
+# cloudpickle looks each of them up anew, which takes longer than all the rest of a small value.
+_by_name: WeakSet[Any] = WeakSet()
