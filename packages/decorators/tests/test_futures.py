@@ -116,3 +116,26 @@ def test_a_future_that_knows_its_rows_is_planned_like_a_batch():
     planned = plan(Dispatch.DP_COMPUTE_PROTO, future)
     assert planned.rows == (0, 0, 0, 0)
     assert [len(planned.call_for(rank)[0][0]) for rank in range(4)] == [2, 1, 1, 1]
+
+
+def test_a_future_that_is_also_a_list_is_a_future():
+    class References(list):
+        __kapell_future__ = True
+        num_rows = None
+
+        def get(self, timeout=None):
+            return [10, 20, 30, 40]
+
+    future = References(["ref"])
+    for mode in (Dispatch.DP_COMPUTE_PROTO, Dispatch.ALL_TO_ALL, Dispatch.ONE_TO_ALL, Dispatch.mesh("tp")):
+        spec = MethodSpec(dispatch_mode=mode, reads=["a"])
+        planned = make_plan("f", spec, SHAPE, (future,))
+        got = [materialize(*planned.call_for(rank))[0][0] for rank in range(4)]
+        whole = [10, 20, 30, 40]
+        expected = {
+            "DP_COMPUTE_PROTO": [[10], [20], [30], [40]],
+            "ALL_TO_ALL": whole,
+            "ONE_TO_ALL": [whole] * 4,
+            "mesh:tp": [[10, 20], [10, 20], [30, 40], [30, 40]],
+        }
+        assert got == expected[mode.name]

@@ -1,5 +1,6 @@
 """A plan is a pure function's value: inspected, printed, and cheap for thousands of ranks."""
 
+import pickle
 import tracemalloc
 from dataclasses import FrozenInstanceError
 
@@ -33,6 +34,12 @@ def test_a_plan_of_nothing_to_split_has_no_rows():
 def test_a_plan_cannot_be_changed():
     with pytest.raises(FrozenInstanceError):
         plan(ids(2)).rows = ()
+
+
+def test_results_can_be_collected_in_another_process():
+    planned = plan(ListBatch({"cost": [3, 1, 1, 1]}), balance_by="cost")
+    collector = pickle.loads(pickle.dumps(planned.collector))
+    assert collector([[1, 2], [3, 4]]) == planned.collect([[1, 2], [3, 4]])
 
 
 def test_ranks_that_do_not_run_have_no_call():

@@ -1,10 +1,11 @@
 """A planned call: who runs, what each rank is sent, whose results are fetched, and how they become one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kapell.decorators.arguments import PlannedArgument
+from kapell.decorators.collect import Collector
 from kapell.decorators.rows import RowLayout
 from kapell.decorators.table import format_table
 
@@ -40,8 +41,8 @@ class DispatchPlan:
     """Which rows are in which shard; None where nothing is split."""
     shards: Sequence[int] = ()
     """The shard of each running rank; empty where nothing is split."""
-    collector: Callable[[list[Any]], Any]
-    """What `collect` does, once the number of results is checked."""
+    collector: Collector
+    """What `collect` does, once the number of results is checked; can be pickled where no custom mode is."""
 
     def call_for(self, rank: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of one running rank."""
