@@ -112,6 +112,17 @@ def test_groups_can_be_kept_without_costs_and_with_scattered_rows():
     assert run(planned, lambda part: part).column("id") == list(range(8))
 
 
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100)), max_size=30), st.integers(1, 6), st.booleans())
+def test_whatever_the_groups_no_row_is_lost_and_no_group_is_torn(rows, world, pad):
+    batch = ListBatch(
+        {"uid": [uid for uid, _ in rows], "cost": [cost for _, cost in rows], "id": list(range(len(rows)))}
+    )
+    planned = plan(batch, world, balance_by="cost", group_by="uid", uneven="pad" if pad else "shards")
+    held = [{batch.column("uid")[row] for row in planned.rows_of(rank)} for rank in range(world)]
+    assert sum(map(len, held)) == len(set(batch.column("uid")))
+    assert run(planned, lambda part: part).column("id") == list(range(len(rows)))
+
+
 def test_fewer_groups_than_ranks_leave_ranks_without_rows():
     batch = ListBatch({"uid": list("aab"), "id": [0, 1, 2]})
     planned = plan(batch, world=4, group_by="uid")

@@ -125,6 +125,17 @@ def test_equivalent_calls_give_equal_results(mode):
     assert run(plan(mode, batch, 2, batch), work) == run(plan(mode, batch, scale=2), work)
 
 
+@pytest.mark.parametrize("mode", PER_RANK_MODES)
+def test_equivalent_calls_of_per_rank_modes_give_equal_results(mode):
+    def work(batch, scale=1, *more):
+        return scale * batch
+
+    batch, scale = [1, 2, 3, 4], [2, 2, 2, 2]
+    assert run(plan(mode, batch), work) == run(plan(mode, batch=batch), work) == batch
+    assert run(plan(mode, batch, scale), work) == run(plan(mode, scale=scale, batch=batch), work)
+    assert run(plan(mode, batch, Replicate(2)), work) == run(plan(mode, batch, scale, batch), work)
+
+
 def test_markers_decide_for_one_argument():
     planned = plan(Dispatch.DP_COMPUTE_PROTO, [1, 2, 3, 4], Replicate([9, 9]), seed=PerWorker("abcd"))
     work = lambda x, table, seed: [(x[0], table, seed)]  # noqa: E731
