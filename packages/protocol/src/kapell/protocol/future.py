@@ -68,7 +68,7 @@ class DataProtoFuture:
     ``collect_fn`` joins the fetched shards where joining them one after the other would be wrong (padding, order);
     then every shard is fetched.
 
-    >>> from kapell.protocol.store import MemoryStore
+    >>> from kapell.protocol import DataProto, MemoryStore
     >>> store = MemoryStore()
     >>> refs = [store.put(DataProto.from_dict(non_tensors={"n": rows})) for rows in ([0, 1], [2, 3])]
     >>> future = DataProtoFuture(refs, store, rows=[2, 2])

@@ -30,6 +30,8 @@ def deserialize_single_tensor(arr: TensorBytes) -> torch.Tensor:
     torch_dtype = getattr(torch, dtype, None)
     if not isinstance(torch_dtype, torch.dtype):
         raise ValueError(f"{dtype!r} is no dtype of torch")
+    if 0 in shape:
+        return torch.empty(shape, dtype=torch_dtype)
     copy = np.frombuffer(data, dtype=np.uint8).copy()
     return torch.from_numpy(copy).view(torch_dtype).view(shape)
 

@@ -4,7 +4,7 @@
 inside). Pickled with protocol 5, the numbers travel as `pickle.PickleBuffer`s without being copied; a view sends only
 what it shows, and memory that appears twice is sent once. Unpickling gives the *original value*, not the stand-in:
 
->>> import pickle
+>>> import pickle, torch
 >>> buffers = []
 >>> data = pickle.dumps(pack({"x": torch.zeros(1000)}), protocol=5, buffer_callback=buffers.append)
 >>> len(data) < 500, pickle.loads(data, buffers=buffers)["x"].shape
