@@ -63,6 +63,7 @@ def test_results_without_rows_become_a_list(outputs):
         ([None, ids(1), None], "NoneType from ranks 0, 2; ListBatch from rank 1"),
         ([ids(1), {"a": 1}], "ListBatch from rank 0; dict from rank 1"),
         ([[1], torch.ones(1)], "list from rank 0; Tensor from rank 1"),
+        ([torch.ones(1), torch.tensor(1.0)], "Tensor from rank 0; Tensor without rows from rank 1"),
         ([1, None], "number from rank 0; NoneType from rank 1"),
     ],
 )

@@ -71,6 +71,24 @@ def test_a_future_that_offers_chunk_is_chunked():
     assert [planned.call_for(rank)[0][0].value for rank in range(4)] == [0, 0, 1, 1]
 
 
+def test_a_future_of_a_type_that_offers_chunk_only_is_chunked_by_the_worker():
+    class Letters:
+        def __init__(self, text):
+            self.text = text
+
+        def __len__(self):
+            return len(self.text)
+
+        def chunk(self, chunks):
+            return [Letters(letter) for letter in self.text]
+
+        @staticmethod
+        def concat(parts):
+            return Letters("".join(part.text for part in parts))
+
+    assert run(plan(Dispatch.DP_COMPUTE_PROTO, Pending(Letters("abcd"))), on_worker(lambda x: x)).text == "abcd"
+
+
 def test_a_future_without_rows_comes_whole():
     assert run(plan(Dispatch.DP_COMPUTE_METRIC, Pending({"lr": 1})), on_worker(lambda x: x)) == [{"lr": 1}] * 4
 

@@ -74,7 +74,8 @@ def pad(batch: Any, count: int) -> Any:
 
 def marked(batch: Any) -> int:
     """How many rows are marked as padding."""
-    return int(sum(batch.padding_mask))
+    mask = batch.padding_mask
+    return int(mask.sum() if hasattr(mask, "sum") else sum(mask))
 
 
 def unpad(batch: Any) -> Any:

@@ -10,7 +10,7 @@ from kapell.decorators.columns import check_written
 from kapell.decorators.modes import Reduction
 from kapell.decorators.reduce import reduce_outputs
 from kapell.decorators.splitter import Splitter
-from kapell.decorators.splitting import splitter_of
+from kapell.decorators.splitting import lookup_splitter, splitter_of
 
 __all__ = ["Collector", "join_outputs"]
 
@@ -113,9 +113,12 @@ def cut_rows(splitter: Splitter, value: Any, start: int, stop: int) -> Any:
 
 
 def _kind(output: Any, splitter: Splitter | None) -> str:
-    if output is None or splitter is not None:
-        return type(output).__name__
-    return "number" if isinstance(output, Number) else type(output).__name__
+    name = type(output).__name__
+    if splitter is not None:
+        return name
+    if isinstance(output, Number):
+        return "number"
+    return f"{name} without rows" if lookup_splitter(type(output)) is not None else name
 
 
 def _ranks(ranks: list[int]) -> str:

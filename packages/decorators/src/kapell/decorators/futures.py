@@ -55,6 +55,9 @@ class FuturePart:
         splitter = splitter_of(value)
         if splitter is None:
             return value
+        if splitter.take is None:
+            assert splitter.chunk is not None
+            return splitter.chunk(value, self.count)[self.index]
         layout = RowLayout.even(splitter.length(value), self.count)
         return Shards(value, splitter, layout)[self.index]
 

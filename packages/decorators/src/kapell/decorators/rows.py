@@ -67,7 +67,7 @@ class Shards(Sequence[Any]):
     value: Any
     """The caller's value, which must not change before the last shard is cut."""
     splitter: Splitter
-    """How to cut it."""
+    """How to cut it; one with `take`."""
     layout: RowLayout
     """Where to cut it."""
 
@@ -96,19 +96,17 @@ class Shards(Sequence[Any]):
     def _range(self, start: int, stop: int) -> Any:
         if self.splitter.cut is not None:
             return self.splitter.cut(self.value, start, stop)
-        if self.splitter.take is not None:
-            return self.splitter.take(self.value, range(start, stop))
-        raise TypeError(f"{self.splitter.kind} offers chunk only: it cannot be cut at given rows")
+        return self._take(range(start, stop), 0)
 
     def _take(self, positions: Sequence[int], padding: int) -> Any:
-        if self.splitter.take is None:
-            raise TypeError(f"{self.splitter.kind} offers chunk only: it can be neither padded nor balanced")
+        take, pad = self.splitter.take, self.splitter.pad
+        assert take is not None, "a type that offers chunk only is cut by itself"
         if not padding:
-            return self.splitter.take(self.value, positions)
-        if self.splitter.pad is None:  # the method is told by its padding_argument
+            return take(self.value, positions)
+        if pad is None:  # the method is told by its padding_argument
             filler = positions[-1] if len(positions) else self.layout.num_rows - 1
-            return self.splitter.take(self.value, [*positions, *[filler] * padding])
+            return take(self.value, [*positions, *[filler] * padding])
         if len(positions):
-            return self.splitter.pad(self.splitter.take(self.value, positions), padding)
-        filled = self.splitter.pad(self.splitter.take(self.value, [self.layout.num_rows - 1]), padding)
-        return self.splitter.take(filled, range(1, padding + 1))
+            return pad(take(self.value, positions), padding)
+        filled = pad(take(self.value, [self.layout.num_rows - 1]), padding)
+        return take(filled, range(1, padding + 1))

@@ -14,7 +14,6 @@ from kapell.decorators.splitter import Splitter, always, never
 
 __all__ = ["lookup_splitter", "register_splitter", "splitter_of", "values_of"]
 
-
 _SPLITTERS: dict[type | str, Splitter] = dict(KNOWN_SPLITTERS)
 _CACHE: dict[type, Splitter | None] = {}
 
@@ -38,8 +37,8 @@ def register_splitter(
 ) -> None:
     """Let values of `cls` and its subclasses be split over ranks; `Splitter` says what each function does.
 
-    `cls` is the type, or its "module.Name" where it should not be imported for this. A type that is registered
-    already is refused.
+    `cls` is the type, or its `__module__` and `__qualname__` as "module.Name" where it should not be imported for
+    this. A type that is registered already is refused.
 
     >>> class Rows:
     ...     def __init__(self, items): self.items = items
