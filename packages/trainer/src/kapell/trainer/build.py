@@ -127,6 +127,7 @@ def train(prepared: Prepared, folder: str | Path, *, hooks: Sequence[Hook] = ())
             save=lambda step: save(f"global_step_{step}/model"),
             save_freq=trainer_config.save_freq,
             hooks=hooks,
+            strict_hooks=trainer_config.strict_hooks,
         ).fit()
         save("model")
     return summary

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from .config import Config
 from .config_load import ResolvedConfig, load_config
+from .hooks import Hook
 
 __all__ = ["main"]
 
@@ -100,17 +101,25 @@ def _train(options: argparse.Namespace, console: Console) -> None:
 
         from .build import prepare, train
         from .display import LiveDisplay
+        from .loggers import build_loggers
         from .run_folder import RunFiles, new_run_folder
 
         torch.set_num_threads(config.trainer.torch_threads)
         try:
             folder = new_run_folder(config.trainer.default_local_dir)
+            trackers = build_loggers(
+                config.trainer.logger,
+                folder,
+                project=config.trainer.project_name,
+                experiment=config.trainer.experiment_name or folder.name,
+                config={key: value for key, value, _ in resolved.leaves()},
+            )
             prepared = prepare(config, folder)
         except (ValueError, OSError) as error:
             raise UserError(str(error)) from error
     (folder / "config.yaml").write_text(resolved.to_yaml())
     title = f"{config.algorithm.adv_estimator} on {config.backend.name}, {_num_workers(config)} workers → {folder}"
-    hooks = []
+    hooks: list[Hook] = list(trackers)
     if "file" in config.trainer.logger:
         hooks.append(RunFiles(folder))
     if "console" in config.trainer.logger:

@@ -421,8 +421,17 @@ class TrainerConfig:
     """Seed of weights, sampling and order."""
     default_local_dir: str | None = None
     """The run's folder. Null: ``runs/<date and time>``."""
-    logger: list[Literal["console", "file"]] = field(default_factory=lambda: ["console", "file"])
-    """Where progress goes: a live display, and ``metrics.jsonl`` with the curves."""
+    logger: list[Literal["console", "file", "tensorboard", "wandb", "mlflow", "trackio"]] = field(
+        default_factory=lambda: ["console", "file"]
+    )
+    """Where progress goes: a live display, ``metrics.jsonl`` with the curves, and experiment trackers, each of which
+    needs the extra of its name."""
+    project_name: str = "kapell"
+    """The run's project in experiment trackers."""
+    experiment_name: str | None = None
+    """Its name there. Null: the name of its folder."""
+    strict_hooks: bool = False
+    """A logger that fails ends the run, where otherwise it is reported once."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "total_epochs", "nnodes", "n_gpus_per_node", "torch_threads")

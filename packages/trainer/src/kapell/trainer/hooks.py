@@ -49,10 +49,11 @@ class Hook:
 
 
 class Hooks:
-    """Calls several hooks; one that fails disturbs neither the training nor the others."""
+    """Calls several hooks; one that fails disturbs neither the training nor the others, unless ``strict``."""
 
-    def __init__(self, hooks: Sequence[Hook]) -> None:
+    def __init__(self, hooks: Sequence[Hook], *, strict: bool = False) -> None:
         self._hooks = tuple(hooks)
+        self._strict = strict
         self._reported: set[int] = set()
 
     def call(self, method: str, *args: Any) -> None:
@@ -61,6 +62,8 @@ class Hooks:
             try:
                 getattr(hook, method)(*args)
             except Exception:
+                if self._strict:
+                    raise
                 if id(hook) not in self._reported:
                     self._reported.add(id(hook))
                     _logger.warning("%s failed; the training goes on without it", type(hook).__name__, exc_info=True)

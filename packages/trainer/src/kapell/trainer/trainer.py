@@ -42,6 +42,7 @@ class Trainer:
         save: Callable[[int], None] | None = None,
         save_freq: int = -1,
         hooks: Sequence[Hook] = (),
+        strict_hooks: bool = False,
     ) -> None:
         self._step = step
         self._stages = stages
@@ -56,7 +57,7 @@ class Trainer:
         self._test_freq = test_freq
         self._save = save
         self._save_freq = save_freq
-        self._hooks = Hooks(hooks)
+        self._hooks = Hooks(hooks, strict=strict_hooks)
         self._first: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._totals: dict[str, float] = defaultdict(float)
