@@ -10,11 +10,6 @@ def backend():
         yield backend
 
 
-@pytest.fixture(scope="module")
-def concurrent():
-    return False
-
-
 @pytest.fixture
 def lose_worker():
     return lambda group, rank: group.lose(rank)

@@ -23,6 +23,8 @@ class Backend(ABC):
 
     name: ClassVar[str]
     """The name under which `load_backend` finds it."""
+    concurrent: bool = True
+    """Whether the ranks of a group run side by side."""
 
     @abstractmethod
     def resource_pool(self, process_on_nodes: Sequence[int], **options: Any) -> ResourcePool:

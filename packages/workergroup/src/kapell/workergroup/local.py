@@ -78,6 +78,7 @@ class LocalBackend(Backend):
 
     def __init__(self, mode: Mode = "serial") -> None:
         self._mode: Mode = mode
+        self.concurrent = mode != "serial"
         self._runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
     def resource_pool(self, process_on_nodes: Sequence[int], **options: Any) -> ResourcePool:

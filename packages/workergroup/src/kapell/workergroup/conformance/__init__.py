@@ -1,5 +1,5 @@
 # ruff: noqa: F403 - the tests themselves are the module's content
-"""Tests that every backend passes; a backend's own test file imports them and says which backend to test.
+"""Tests that every backend passes. A backend's own test file imports them; two fixtures say what to test.
 
 ```python
 import pytest
@@ -16,9 +16,9 @@ def lose_worker():
     return lambda group, rank: ...  # end the process of one worker of the group
 ```
 
-`pytest.register_assert_rewrite("kapell.workergroup.conformance")` in ``conftest.py`` makes failures speak. A backend
-whose ranks do not run side by side overrides the fixture ``concurrent`` with False. Needs pytest (extra
-``conformance``) and nothing else; groups are few, since starting one may take seconds.
+The fixtures may as well be in ``conftest.py``, where
+``pytest.register_assert_rewrite("kapell.workergroup.conformance")`` makes failures speak. A worker that is busy can be
+lost too. Needs pytest (extra ``conformance``) and nothing else; groups are few, since starting one may take seconds.
 """
 
 from .calls import *

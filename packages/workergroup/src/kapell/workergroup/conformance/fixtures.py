@@ -1,4 +1,4 @@
-"""The groups that the tests share."""
+"""The groups that the tests share, made on the fixture ``backend`` of whoever imports them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,13 @@ from ..group import WorkerGroup
 from ..pool import ClassWithInitArgs
 from .workers import Checker, Critic, Scorer
 
-__all__ = ["backend", "colocated_group", "concurrent", "fragile_group", "group", "lose_worker", "make_group", "pool"]
+__all__ = ["colocated_group", "concurrent", "fragile_group", "group", "make_group", "pool"]
 
 
 @pytest.fixture(scope="module")
-def backend() -> Backend:
-    """The backend under test."""
-    raise NotImplementedError("override the fixture `backend` with the backend to test")
-
-
-@pytest.fixture
-def lose_worker() -> Callable[[WorkerGroup, int], None]:
-    """How to end the process of one worker."""
-    raise NotImplementedError("override the fixture `lose_worker` with a function of a group and a rank")
-
-
-@pytest.fixture(scope="module")
-def concurrent() -> bool:
+def concurrent(backend: Backend) -> bool:
     """Whether ranks run side by side."""
-    return True
+    return backend.concurrent
 
 
 @pytest.fixture(scope="module")
