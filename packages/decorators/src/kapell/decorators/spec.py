@@ -4,7 +4,7 @@ import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import wraps
+from functools import update_wrapper, wraps
 from typing import Any, TypeVar
 
 from kapell.decorators.modes import Arguments, Dispatch, Execute, ModePair, Reduction, as_mode
@@ -170,9 +170,9 @@ def _copy(function: Any) -> Any:
             function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
         )
         copy.__kwdefaults__ = function.__kwdefaults__
+        update_wrapper(copy, function)
+        copy.__dict__.pop("__wrapped__")  # it stands beside the original, not around it
         copy.__dict__.update(function.__dict__)
-        copy.__annotations__ = function.__annotations__
-        copy.__doc__, copy.__qualname__, copy.__module__ = function.__doc__, function.__qualname__, function.__module__
         return copy
 
     @wraps(function)
