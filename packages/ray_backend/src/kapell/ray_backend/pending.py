@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -12,12 +13,24 @@ import ray
 from kapell.decorators import Reduction
 from kapell.workergroup import PendingCall
 
-__all__ = ["RayPendingCall", "ResultElsewhere", "pending_call", "references"]
+from .borrowing import borrowing
+
+__all__ = ["BorrowingCall", "RayPendingCall", "ResultElsewhere", "joins_rows", "pending_call", "references"]
 
 ResultT = TypeVar("ResultT")
 
 
-class RayPendingCall(PendingCall[ResultT], list):
+class BorrowingCall(PendingCall[ResultT]):
+    """Reads results that are only joined into a new value where they lie, and joins them at once."""
+
+    def _fetch_all(self, deadline: float) -> None:
+        # With one result alone there is nothing to join: it is handed out as it is.
+        joins = joins_rows(self.plan) and len(self.plan.collect_ranks) > 1
+        with borrowing() if joins else nullcontext():
+            super()._fetch_all(deadline)
+
+
+class RayPendingCall(BorrowingCall[ResultT], list):
     """A call under way. ``get``, ``await`` and ``as_completed`` work as on every backend.
 
     It also is the list of references to the collected ranks' results, so that ``ray.get(pending)`` gives these as a
@@ -26,7 +39,7 @@ class RayPendingCall(PendingCall[ResultT], list):
 
     def __init__(self, route: Any, method: str, plan: Any, handles: Any, record: Any, **options: Any) -> None:
         list.__init__(self, references(route, plan, handles))
-        PendingCall.__init__(self, route, method, plan, handles, record, **options)
+        BorrowingCall.__init__(self, route, method, plan, handles, record, **options)
 
     @property
     def num_rows(self) -> int | None:
@@ -42,15 +55,14 @@ class RayPendingCall(PendingCall[ResultT], list):
     __ne__ = object.__ne__
 
 
-def pending_call(route: Any, method: str, plan: Any, *rest: Any, **options: Any) -> PendingCall[Any]:
+def pending_call(route: Any, method: str, plan: Any, handles: Any, record: Any, **options: Any) -> PendingCall[Any]:
     """The kind of future that fits the call: one that is a batch where ranks' rows are joined, else a list."""
-    joins = getattr(plan.collector, "reduction", None) is Reduction.CONCAT
     # Only who has loaded kapell.protocol, and with it torch, can ask for a DataProtoFuture.
-    if joins and "kapell.protocol" in sys.modules:
+    if joins_rows(plan) and "kapell.protocol" in sys.modules:
         kind = import_module("kapell.ray_backend.pending_batch").RayPendingBatch
     else:
         kind = RayPendingCall
-    return kind(route, method, plan, *rest, **options)
+    return kind(route, method, plan, handles, record, **options)
 
 
 class ResultElsewhere:
@@ -68,6 +80,11 @@ class ResultElsewhere:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ResultElsewhere, (self._refs, self._collector)
+
+
+def joins_rows(plan: Any) -> bool:
+    """Whether the call joins the ranks' rows."""
+    return getattr(plan.collector, "reduction", None) is Reduction.CONCAT
 
 
 def references(route: Any, plan: Any, handles: Any) -> list[ray.ObjectRef]:

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 import ray
 
 from kapell.protocol import DataProtoFuture
-from kapell.workergroup import PendingCall
 
-from .pending import ResultElsewhere, references
+from .pending import BorrowingCall, ResultElsewhere, references
 from .shipping import shipped
 
 __all__ = ["RayPendingBatch", "RayStore"]
@@ -41,16 +40,16 @@ class RayStore:
         return ray.wait(list(refs), num_returns=len(refs), timeout=timeout) if refs else ([], [])
 
 
-class RayPendingBatch(PendingCall[ResultT], DataProtoFuture):
+class RayPendingBatch(BorrowingCall[ResultT], DataProtoFuture):
     """A call under way that makes a batch. Cutting it is bookkeeping; each part fetches its rows where it is used."""
 
     def __init__(self, route: Any, method: str, plan: Any, handles: Any, record: Any, **options: Any) -> None:
         self._refs = references(route, plan, handles)
-        PendingCall.__init__(self, route, method, plan, handles, record, **options)
+        BorrowingCall.__init__(self, route, method, plan, handles, record, **options)
 
     def get(self, timeout: float | None = None, *, columns: Sequence[str] | None = None) -> Any:
         """The joined batch, or only the named columns of it; see `PendingCall.get` for what it raises."""
-        return PendingCall.get(self, timeout) if columns is None else self._future().get(timeout, columns=columns)
+        return BorrowingCall.get(self, timeout) if columns is None else self._future().get(timeout, columns=columns)
 
     @property
     def futures(self) -> tuple[ray.ObjectRef, ...]:

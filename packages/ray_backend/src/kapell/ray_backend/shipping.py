@@ -19,6 +19,7 @@ from weakref import WeakSet
 import ray
 from ray import cloudpickle
 
+from .borrowing import is_borrowable, load_borrowed, may_borrow
 from .importing import send_by_value_if_needed
 
 __all__ = ["HoldsReferencesError", "Packed", "Shipped", "pack", "parallel_put", "shipped", "unpack"]
@@ -27,6 +28,7 @@ _MAX_PUT_THREADS = 16  # more threads than this only queue at the object store
 # By name: a program, or a worker, that has no tensors need not load torch.
 _WIRE = "kapell.protocol.wire"
 _LIBRARIES = frozenset({"torch", "numpy", "tensordict"})
+_BORROWED_BYTES = 1 << 20  # smaller results are copied faster than they are looked at
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -59,8 +61,10 @@ def pack(value: Any, *, references: bool = False) -> Packed:
     return Packed(stream.getvalue(), "torch" in sys.modules, buffers)
 
 
-def unpack(head: bytes, private: bool, buffers: Sequence[Any]) -> Any:
-    """The value, over private copies of ``buffers``."""
+def unpack(head: bytes, private: bool, buffers: Sequence[Any], borrowable: bool = False) -> Any:
+    """The value, over private copies of ``buffers``; over these themselves where both sides allow it."""
+    if borrowable and may_borrow():
+        return load_borrowed(head, buffers)
     return pickle.loads(head, buffers=buffers if private else [bytearray(memoryview(buffer)) for buffer in buffers])
 
 
@@ -71,13 +75,14 @@ class HoldsReferencesError(TypeError):
 class Shipped:
     """Pickles as the value inside, by `pack`; private and writable wherever it is read."""
 
-    __slots__ = ("packed",)
+    __slots__ = ("borrowable", "packed")
 
-    def __init__(self, packed: Packed) -> None:
+    def __init__(self, packed: Packed, *, borrowable: bool = False) -> None:
         self.packed = packed
+        self.borrowable = borrowable
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _arrive, (self.packed.head, self.packed.private, *self.packed.buffers)
+        return _arrive, (self.packed.head, self.packed.private, self.borrowable, *self.packed.buffers)
 
 
 class _WithReferences:
@@ -90,7 +95,7 @@ class _WithReferences:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         packed = pack(self.value, references=True)
-        return _arrive, (packed.head, packed.private, *packed.buffers)
+        return _arrive, (packed.head, packed.private, False, *packed.buffers)
 
 
 def shipped(value: Any) -> Any:
@@ -98,7 +103,8 @@ def shipped(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     try:
-        return Shipped(pack(value))
+        packed = pack(value)
+        return Shipped(packed, borrowable=packed.nbytes >= _BORROWED_BYTES and is_borrowable(value))
     except HoldsReferencesError:
         return _WithReferences(value)
 
@@ -115,8 +121,8 @@ def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> li
         return list(pool.map(lambda value: ray.put(shipped(value)), data_list))
 
 
-def _arrive(head: bytes, private: bool, *buffers: Any) -> Any:
-    return unpack(head, private, buffers)
+def _arrive(head: bytes, private: bool, borrowable: bool, *buffers: Any) -> Any:
+    return unpack(head, private, buffers, borrowable)
 
 
 class _Pickler(cloudpickle.CloudPickler):

@@ -138,7 +138,7 @@ class Starter:
         try:
             (facts,) = self._answers("start of the process", [actor.facts.remote()], deadline, rank)
             if rank == 0 and self._start.master is None:
-                ray.get(actor.claim.remote([int(self.envs[0]["MASTER_PORT"])]))
+                _claim(actor, [int(self.envs[0]["MASTER_PORT"])])
             self._answers("__init__", [self._build(actor, self.envs[rank])], deadline, rank)
         except BaseException:
             ray.kill(actor, no_restart=True)
@@ -196,7 +196,7 @@ class Starter:
 
     def _environments(self, first: Any) -> list[dict[str, str]]:
         start = self._start
-        address, port = start.master or (self.facts[0].address, self._claimed_port(first))
+        address, port = start.master or (self.facts[0].address, _claim(first, start.master_ports))
         layout = seats([(place.group, fact.node_id) for place, fact in zip(self._places, self.facts, strict=True)])
         return [
             {
@@ -219,12 +219,6 @@ class Starter:
             for rank, seat in enumerate(layout)
         ]
 
-    def _claimed_port(self, first: Any) -> int:
-        try:
-            return ray.get(first.claim.remote(self._start.master_ports))
-        except RayTaskError as error:
-            raise own_error(error) from None
-
     def _answers(self, stage: str, refs: Sequence[ray.ObjectRef], deadline: float, first_rank: int = 0) -> list[Any]:
         role = self._start.role
         return gather_start(role, stage, refs, deadline, first_rank=first_rank, world_size=len(self._places))
@@ -232,6 +226,13 @@ class Starter:
     def _build(self, actor: Any, env: Mapping[str, str]) -> ray.ObjectRef:
         packed = self._packed_class
         return actor.build.remote(env, packed.parts if isinstance(packed, Inline) else packed)
+
+
+def _claim(actor: Any, ports: Sequence[int] | None) -> int:
+    try:
+        return ray.get(actor.claim.remote(ports))
+    except RayTaskError as error:
+        raise own_error(error) from None
 
 
 def _has_async_methods(worker_class: type) -> bool:

@@ -96,7 +96,7 @@ class RayWorkers(Workers[ray.ObjectRef]):
     def fetch_all(self, handles: Sequence[ray.ObjectRef], timeout: float | None) -> list[Any] | None:
         """All results in one request to Ray; None when one failed or the time is up."""
         try:
-            return ray.get(list(handles), timeout=None if timeout is None or timeout == math.inf else max(0.0, timeout))
+            return ray.get(list(handles), timeout=None if timeout in (None, math.inf) else max(0.0, timeout))
         except (GetTimeoutError, RayError):
             return None
 
