@@ -1,10 +1,12 @@
 """Groups of actors: places, calls, data, errors."""
 
 import asyncio
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -233,6 +235,8 @@ def test_a_killed_worker_is_a_lost_worker_within_seconds_and_can_be_restarted(po
             group.kill_rank(1)
         assert time.monotonic() - start < 5
         assert caught.value.results == {0: 0}
+        assert "pid" in caught.value.failures[1].node
+        assert "exit" in caught.value.failures[1].reason
         assert group.is_alive() == [True, False]
         group.restart(1)
         assert group.is_alive() == [True, True]
@@ -330,3 +334,12 @@ def test_one_group_too_many_on_a_pool_is_refused_at_once(backend):
             RayWorkerGroup(pool, probe)
         with RayWorkerGroup(pool, probe) as group:
             assert group.world_size == 1
+
+
+def test_results_of_calls_that_nobody_holds_are_released(group):
+    pending = [group.write.options(blocking=False)(np.ones(100_000)) for _ in range(20)]
+    kept = [weakref.ref(call) for call in pending]
+    assert pending[3].get(timeout=60) is pending[3].get()
+    del pending
+    gc.collect()
+    assert not [call for call in kept if call() is not None]

@@ -24,6 +24,8 @@ _NOSET = "RAY_EXPERIMENTAL_NOSET_"  # ..._CUDA_VISIBLE_DEVICES and its like
 class HostFacts:
     """Where a host found itself."""
 
+    actor_id: str
+    """Ray's id of the actor."""
     node_id: str
     """Ray's id of the node."""
     address: str
@@ -51,7 +53,9 @@ class WorkerHost:
         devices = [device for ids in context.get_accelerator_ids().values() for device in ids]
         address = ray.util.get_node_ip_address().strip("[]")
         rank = -1 if self._runner is None else int(os.environ["RANK"])
-        return HostFacts(context.get_node_id(), address, os.getpid(), tuple(map(str, devices)), rank)
+        return HostFacts(
+            context.get_actor_id(), context.get_node_id(), address, os.getpid(), tuple(map(str, devices)), rank
+        )
 
     def visible_devices(self) -> dict[str, str]:
         """The variables with the accelerators that this process sees."""

@@ -140,9 +140,8 @@ class RayWorkers(Workers[ray.ObjectRef]):
         return self._envs[rank] if self._envs else super().environment(rank)
 
     def _node_of(self, error: RayActorError) -> str:
-        actor_id = getattr(error, "actor_id", None)
-        for actor, facts in zip(self.actors, self._facts, strict=False):
-            if actor_id is not None and actor._actor_id.hex() == actor_id:
+        for facts in self._facts:
+            if facts.actor_id == error.actor_id:
                 return f"{facts.address} (pid {facts.pid})"
         return ""
 
