@@ -1,3 +1,89 @@
-"""."""
+"""Whole training steps beside TRL, and the speed of sampling and training."""
 
-BENCHMARKS = ()
+from __future__ import annotations
+
+from ..harness import Benchmark, Budget, Contender
+
+__all__ = ["BENCHMARKS"]
+
+_KAPELL = "benchmarks.contenders.kapell_training:KapellStep"
+_SPEED = "benchmarks.contenders.model_speed"
+_UNITS = {"step": "s", "controller: processor time": "s", "controller: peak memory": "B"}
+_BUNDLED = {"prompts": 64}
+
+GRPO = Benchmark(
+    name="grpo",
+    title="A GRPO step of the bundled task: 8 responses of up to 6 tokens a prompt, 4 optimizer steps, 2 cores",
+    contenders=(
+        Contender("kapell, Ray, 2 workers", _KAPELL, {"algorithm": "grpo", "backend": "ray", "workers": 2}),
+        Contender("kapell, local, 1 worker", _KAPELL, {"algorithm": "grpo", "backend": "local", "workers": 1}),
+        Contender("TRL, 2 threads", "benchmarks.contenders.trl_grpo:TrlStep", {"threads": 2}, "trl"),
+    ),
+    sizes=tuple({"prompts": prompts} for prompts in (16, 32, 64, 128)),
+    quick_sizes=({"prompts": 16},),
+    units=_UNITS,
+    axis="prompts",
+    rounds=9,
+    warmups=3,
+    uses_ray=True,
+    budgets=(
+        Budget(
+            text="one GRPO step of the bundled task on Ray, 2 workers: at most half of TRL's",
+            metric="step",
+            size=_BUNDLED,
+            kind="faster",
+            peer="TRL, 2 threads",
+            limit=2,
+        ),
+    ),
+    bound="at this size, the number of small torch operations, not arithmetic; on Ray also two calls a mini-batch.",
+)
+PPO = Benchmark(
+    name="ppo",
+    title="A PPO step of the bundled task, with critic and reference: 1 response a prompt, 4 optimizer steps, 2 cores",
+    contenders=(
+        Contender("kapell, Ray, 2 workers", _KAPELL, {"algorithm": "ppo", "backend": "ray", "workers": 2}),
+        Contender("kapell, local, 1 worker", _KAPELL, {"algorithm": "ppo", "backend": "local", "workers": 1}),
+        Contender("TRL 1.12, 2 threads", "benchmarks.contenders.trl_ppo:TrlStep", {"threads": 2}, "trl_ppo"),
+    ),
+    sizes=tuple({"prompts": prompts} for prompts in (64, 128, 256, 512)),
+    quick_sizes=({"prompts": 64},),
+    units=_UNITS,
+    axis="prompts",
+    rounds=9,
+    warmups=3,
+    uses_ray=True,
+    bound="as for GRPO; TRL updates policy and value model in one pass, Kapell in two.",
+)
+SAMPLING = Benchmark(
+    name="sampling",
+    title="Sampling with log-probabilities, 8 responses a prompt, one thread",
+    contenders=(
+        Contender("kapell", f"{_SPEED}:KapellSampling"),
+        Contender("transformers.generate", f"{_SPEED}:TransformersSampling"),
+    ),
+    sizes=tuple({"rows": rows, "response": 32} for rows in (8, 32, 128, 512)),
+    quick_sizes=({"rows": 8, "response": 8}, {"rows": 32, "response": 8}),
+    units={"sampling, tiny model": "tokens/s", "sampling, small model": "tokens/s"},
+    axis="rows",
+    rounds=5,
+    warmups=1,
+    bound="operations a token at few rows, matrix products and the softmax over the vocabulary at many.",
+)
+TRAINING = Benchmark(
+    name="training",
+    title="Training (forward, backward, optimizer step), one thread",
+    contenders=(
+        Contender("kapell", f"{_SPEED}:KapellTraining"),
+        Contender("plain torch", f"{_SPEED}:PlainTraining"),
+    ),
+    sizes=tuple({"rows": rows, "response": 32} for rows in (8, 32, 128)),
+    quick_sizes=({"rows": 8, "response": 8}, {"rows": 16, "response": 8}),
+    units={"training, tiny model": "tokens/s", "training, small model": "tokens/s"},
+    axis="rows",
+    rounds=5,
+    warmups=1,
+    bound="matrix products, and for a large vocabulary the softmax and its gradient.",
+)
+
+BENCHMARKS = (GRPO, PPO, SAMPLING, TRAINING)

@@ -72,8 +72,8 @@ class MeshTiny(Mesh):
 
     def round(self) -> dict[str, float]:
         return {
-            "ping": seconds_per_call(lambda: self._actors.ping.call().get(), at_least=0.2),
-            "rows": seconds_per_call(self._rows, at_least=0.2),
+            "ping": seconds_per_call(lambda: self._actors.ping.call().get(), at_least=0.1),
+            "rows": seconds_per_call(self._rows, at_least=0.1),
         }
 
 

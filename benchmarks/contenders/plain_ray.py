@@ -78,7 +78,7 @@ class PlainTiny(PlainActors):
         def ping() -> list[int]:
             return ray.get([actor.ping.remote() for actor in self._actors])
 
-        return {"ping": seconds_per_call(ping, at_least=0.2), "rows": seconds_per_call(self._rows, at_least=0.2)}
+        return {"ping": seconds_per_call(ping, at_least=0.1), "rows": seconds_per_call(self._rows, at_least=0.1)}
 
 
 class PlainEcho(PlainActors):

@@ -77,8 +77,8 @@ class VerlTiny(VerlGroup):
 
     def round(self) -> dict[str, float]:
         return {
-            "ping": seconds_per_call(self._group.ping, at_least=0.2),
-            "rows": seconds_per_call(lambda: self._group.rows(self._batch), at_least=0.2),
+            "ping": seconds_per_call(self._group.ping, at_least=0.1),
+            "rows": seconds_per_call(lambda: self._group.rows(self._batch), at_least=0.1),
         }
 
 
