@@ -54,7 +54,7 @@ class WorkerHost:
         address = ray.util.get_node_ip_address().strip("[]")
         rank = -1 if self._runner is None else int(os.environ["RANK"])
         return HostFacts(
-            context.get_actor_id(), context.get_node_id(), address, os.getpid(), tuple(map(str, devices)), rank
+            context.get_actor_id() or "", context.get_node_id(), address, os.getpid(), tuple(map(str, devices)), rank
         )
 
     def visible_devices(self) -> dict[str, str]:
