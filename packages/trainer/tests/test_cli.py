@@ -116,8 +116,8 @@ def test_a_saved_model_is_trained_on(here):
         (["data.train_files=nowhere.jsonl"], "no data file nowhere.jsonl"),
         (["data.train_files=bad.jsonl"], "bad.jsonl row 1 has no reward_model.ground_truth"),
         (["data.train_files=rows.jsonl"], "no reward belongs to data_source 'sums'"),
-        (["actor_rollout_ref.model.path=nowhere"], "nowhere"),
-        (["actor_rollout_ref.model.path=."], "no usable tokenizer in ."),
+        (["actor_rollout_ref.model.path=nowhere"], "no model folder nowhere"),
+        (["actor_rollout_ref.model.path=."], "is not a Hugging Face model folder: it has no config.json"),
         (["reward.custom_reward_function.path=nowhere.py"], "no reward file nowhere.py"),
         (
             ["reward.custom_reward_function.path=mine.py", "reward.custom_reward_function.name=rigth"],

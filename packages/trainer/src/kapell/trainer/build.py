@@ -66,7 +66,9 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
     task's files are written into ``folder``.
     """
     _check_names(config)
-    data = config.data
+    data, model_folder = config.data, config.actor_rollout_ref.model.path
+    if model_folder is not None:
+        load_config_of(model_folder)  # a wrong path is the model's, before it is the tokenizer's
     seed = config.trainer.seed if data.seed is None else data.seed
     train_files: Sequence[str | Path] = data.train_files
     val_files: Sequence[str | Path] = data.val_files
