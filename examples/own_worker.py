@@ -3,6 +3,7 @@
 import sys
 
 import torch
+
 from kapell.decorators import Dispatch, register
 from kapell.protocol import DataProto
 from kapell.workergroup import ClassWithInitArgs, Worker, load_backend
