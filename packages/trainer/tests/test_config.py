@@ -46,7 +46,7 @@ def test_a_reference_to_another_key_is_resolved():
         ("trainer.seed=abc", "trainer.seed: Value 'abc' of type 'str' could not be converted to Integer"),
         ("trainer.seed=abc", "expected int"),
         ("trainer.seed=1.5", "expected int"),
-        ("trainer.logger=[wandb]", "expected one of ['console', 'file']"),
+        ("trainer.logger=[wand]", "expected one of ['console', 'file', 'tensorboard'"),
         ("trainer=3", "trainer is a group with the keys"),
         ("trainer.seed", "not of the form group.key=value"),
         ("data.tokenizer=[1", "is not valid YAML"),

@@ -74,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=None, help="sample; without it the most probable token")
     generate.add_argument("--seed", type=int, default=1)
     generate.set_defaults(run=_generate)
+    samples = commands.add_parser("samples", help="show the responses of a validation")
+    samples.add_argument("folder", metavar="RUN", help="folder of a run")
+    samples.add_argument("--step", type=int, default=None, help="which validation; the last by default")
+    samples.add_argument("--num", type=int, default=20, help="how many of its responses")
+    samples.set_defaults(run=_show_samples)
     return parser
 
 
@@ -101,6 +106,7 @@ def _train(options: argparse.Namespace, console: Console) -> None:
 
         from .build import prepare, train
         from .display import LiveDisplay
+        from .generations import GenerationFiles
         from .loggers import build_loggers
         from .run_folder import RunFiles, new_run_folder
 
@@ -123,7 +129,10 @@ def _train(options: argparse.Namespace, console: Console) -> None:
     if "file" in config.trainer.logger:
         hooks.append(RunFiles(folder))
     if "console" in config.trainer.logger:
-        hooks.append(LiveDisplay(console, title=title, folder=folder))
+        shown = config.trainer.log_val_generations
+        hooks.append(LiveDisplay(console, title=title, folder=folder, num_samples=shown))
+    if (rollouts := config.trainer.rollout_data_dir) or config.trainer.validation_data_dir:
+        hooks.append(GenerationFiles(rollouts=rollouts, validation=config.trainer.validation_data_dir))
     train(prepared, folder, hooks=hooks)
     console.print(f"Try it: [bold]kapell generate {escape(str(folder))} PROMPT[/bold]", highlight=False)
 
@@ -145,6 +154,16 @@ def _generate(options: argparse.Namespace, console: Console) -> None:
         raise UserError(str(error)) from error
     for text in texts:
         console.print(text, markup=False, highlight=False)
+
+
+def _show_samples(options: argparse.Namespace, console: Console) -> None:
+    from .generations import read_samples, samples_table
+
+    try:
+        samples = read_samples(options.folder, step=options.step)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+    console.print(samples_table(samples, step=samples[0]["step"], num_rows=options.num))
 
 
 def _num_workers(config: Config) -> int:

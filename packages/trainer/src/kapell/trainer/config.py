@@ -426,6 +426,12 @@ class TrainerConfig:
     )
     """Where progress goes: a live display, ``metrics.jsonl`` with the curves, and experiment trackers, each of which
     needs the extra of its name."""
+    log_val_generations: int = 0
+    """Responses of each validation that the live display shows; ``samples.jsonl`` and ``kapell samples`` have all."""
+    rollout_data_dir: str | None = None
+    """Folder for the responses of training, one JSONL file per step. Null: they are not kept."""
+    validation_data_dir: str | None = None
+    """Folder for those of validation. Null: they are in the run's ``samples.jsonl`` only."""
     project_name: str = "kapell"
     """The run's project in experiment trackers."""
     experiment_name: str | None = None
@@ -435,7 +441,7 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         _require_positive(self, "total_epochs", "nnodes", "n_gpus_per_node", "torch_threads")
-        for name in ("total_training_steps", "critic_warmup"):
+        for name in ("total_training_steps", "critic_warmup", "log_val_generations"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("test_freq", "save_freq"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -11,6 +12,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from .generations import samples_table
 from .hooks import Hook, RunSummary
 
 __all__ = ["LiveDisplay", "summary_table"]
@@ -34,10 +36,11 @@ _PLAIN_LINES = 20  # lines of progress where the output is no terminal
 class LiveDisplay(Hook):
     """Shows step, reward, exact match, KL, tokens per second and time left while a run goes on."""
 
-    def __init__(self, console: Console, *, title: str, folder: Path | None = None) -> None:
+    def __init__(self, console: Console, *, title: str, folder: Path | None = None, num_samples: int = 0) -> None:
         self._console = console
         self._title = title
         self._folder = folder
+        self._num_samples = num_samples
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -72,6 +75,11 @@ class LiveDisplay(Hook):
         elif "val/exact_match" in metrics or step % max(1, self._total // _PLAIN_LINES) == 0:
             shown = "  ".join(f"{name} {value}" for name, value in self._numbers())
             self._console.print(f"step {step}/{self._total}  {shown}", highlight=False)
+
+    def on_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Print some of a validation's responses."""
+        if self._num_samples:
+            self._console.print(samples_table(samples, step=step, num_rows=self._num_samples))
 
     def on_end(self, summary: RunSummary) -> None:
         """Stop drawing and print the summary."""

@@ -42,7 +42,10 @@ class Hook:
         """A step is done (or, for step 0, the validation before the first)."""
 
     def on_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """A validation is done; a sample has ``prompt``, ``response``, ``ground_truth``, ``score``, ``exact_match``."""
+        """A validation is done; `kapell.trainer.validation.rows_of` says what a sample holds."""
+
+    def on_rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A training step is done; its responses, as in `on_samples`."""
 
     def on_end(self, summary: RunSummary) -> None:
         """The run has ended, as planned or not."""
@@ -55,6 +58,10 @@ class Hooks:
         self._hooks = tuple(hooks)
         self._strict = strict
         self._reported: set[int] = set()
+
+    def wants(self, method: str) -> bool:
+        """Whether any hook does something in ``method``."""
+        return any(getattr(type(hook), method) is not getattr(Hook, method) for hook in self._hooks)
 
     def call(self, method: str, *args: Any) -> None:
         """Call ``method`` of every hook."""

@@ -156,7 +156,7 @@ class TrackioLogger(TrackerLogger):
 
 
 class MLflowLogger(TrackerLogger):
-    """MLflow, at ``MLFLOW_TRACKING_URI``. NaN and infinity are left out; a sign that it allows in no name becomes ``_``."""
+    """MLflow, at ``MLFLOW_TRACKING_URI``. NaN and infinity are left out; signs that no name may have become ``_``."""
 
     name = module = "mlflow"
 

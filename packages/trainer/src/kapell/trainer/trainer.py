@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from kapell.protocol import DataProto
-
-from .algorithms import Metric, merge_metrics, metric_values
-from .data import PromptDataset, PromptLoader, in_batches
+from .algorithms import merge_metrics, metric_values
+from .data import PromptDataset, PromptLoader
 from .hooks import Hook, Hooks, RunSummary
 from .metrics import batch_metrics, metrics_of
 from .sampler import Sampling
 from .stages import Stages
 from .steps import Step
+from .validation import rows_of, validate
 
 __all__ = ["Trainer"]
 
-_VALIDATION_STREAM = 2**32  # keeps the random numbers of validation apart from those of any training step
+_logger = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -68,6 +67,8 @@ class Trainer:
         done = 0
         error: str | None = None
         self._hooks.call("on_start", self._total_steps)
+        if self._test_freq > 0 and not self._val:
+            _logger.warning("test_freq=%d, but there are no validation prompts: none is validated", self._test_freq)
         try:
             if self._val_before_train and self._test_freq > 0:
                 self._report(0, self.validate(0))
@@ -97,6 +98,8 @@ class Trainer:
         prompts = self._train.batch(self._loader.next_batch())
         batch = self._step(self._stages, prompts, step)
         seconds = time.perf_counter() - started
+        if "solution_str" in batch.columns and self._hooks.wants("on_rollouts"):
+            self._hooks.call("on_rollouts", step, rows_of(batch))
         metrics = metric_values(merge_metrics([metrics_of(batch), batch_metrics(batch)]))
         metrics |= {
             "training/global_step": step,
@@ -114,21 +117,20 @@ class Trainer:
         return metrics
 
     def validate(self, step: int) -> dict[str, float]:
-        """Each validation prompt once (times samples): ``val/exact_match`` and ``val/score/mean``."""
+        """Each validation prompt once, times samples; the metrics of `kapell.trainer.validation.score_metrics`."""
         if self._val is None or not len(self._val):
             return {}
         started = time.perf_counter()
-        parts: list[Mapping[str, Metric]] = []
-        samples: list[dict[str, Any]] = []
-        for indices in in_batches(len(self._val), self._val_batch_size or len(self._val)):
-            batch = self._stages.sample(
-                self._val.batch(indices), self._val_sampling, self._val_samples, _VALIDATION_STREAM + step
-            )
-            batch = self._stages.scorer(batch)
-            parts.append(_validation_metrics(batch))
-            samples += _samples(batch)
-        self._hooks.call("on_samples", step, samples)
-        return metric_values(merge_metrics(parts)) | {"timing_s/testing": time.perf_counter() - started}
+        found = validate(
+            self._stages,
+            self._val,
+            step=step,
+            sampling=self._val_sampling,
+            num_samples=self._val_samples,
+            batch_size=self._val_batch_size,
+        )
+        self._hooks.call("on_samples", step, found.samples)
+        return found.metrics | {"timing_s/testing": time.perf_counter() - started}
 
     def _is_due(self, step: int, frequency: int) -> bool:
         return frequency > 0 and (step % frequency == 0 or step == self._total_steps)
@@ -140,30 +142,3 @@ class Trainer:
             if name.startswith("timing_s/") or name == "perf/total_num_tokens":
                 self._totals[name] += value
         self._hooks.call("on_metrics", step, metrics)
-
-
-def _validation_metrics(batch: DataProto) -> dict[str, Metric]:
-    scores = batch.column("rm_scores").sum(-1).tolist()
-    matches = batch.column("exact_match").tolist()
-    sources = batch.non_tensor_batch["data_source"].tolist()
-    by_name: dict[str, list[float]] = defaultdict(list)
-    for score, match, source in zip(scores, matches, sources, strict=True):
-        for prefix in ("val", f"val/{source}"):
-            by_name[f"{prefix}/score/mean"].append(score)
-            by_name[f"{prefix}/exact_match"].append(match)
-    return {name: Metric.mean(sum(values) / len(values), weight=len(values)) for name, values in by_name.items()}
-
-
-def _samples(batch: DataProto) -> list[dict[str, Any]]:
-    columns = batch.non_tensor_batch
-    scores = batch.column("rm_scores").sum(-1).tolist()
-    rows = zip(
-        columns["raw_prompt"],
-        columns["solution_str"],
-        columns["ground_truth"],
-        scores,
-        batch.column("exact_match").tolist(),
-        strict=True,
-    )
-    names = ("prompt", "response", "ground_truth", "score", "exact_match")
-    return [dict(zip(names, row, strict=True)) for row in rows]

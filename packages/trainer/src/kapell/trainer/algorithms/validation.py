@@ -1,11 +1,13 @@
 """Scores of several answers to each sample: pass@k, best@k, worst@k, maj@k."""
 
 import math
-import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
 from statistics import fmean, pstdev
 from typing import Any
+
+import numpy as np
 
 from kapell.trainer.algorithms.metrics import Metric, merge_metrics
 
@@ -56,13 +58,20 @@ def majority_at_k(
     """
     if len(scores) != len(predictions) or not scores:
         raise ValueError(f"{len(predictions)} predictions for {len(scores)} scores")
-    generator = random.Random(seed)
-    values = []
-    for _ in range(_NUM_RESAMPLES):
-        drawn = generator.choices(range(len(scores)), k=k)
-        winner, _ = Counter(predictions[i] for i in drawn).most_common(1)[0]
-        values.append(float(next(scores[i] for i in drawn if predictions[i] == winner)))
-    return fmean(values), pstdev(values)
+    numbers: dict[Hashable, int] = {}
+    classes = np.array([numbers.setdefault(prediction, len(numbers)) for prediction in predictions])
+    drawn = _draws(len(scores), k, seed)  # (draws, k)
+    votes = classes[drawn]
+    frequency = (votes[:, :, None] == votes[:, None, :]).sum(-1)
+    winner = frequency.argmax(-1)  # the first of the largest, so a tie goes to the one drawn first
+    values = np.asarray(scores, dtype=float)[drawn[np.arange(len(drawn)), winner]]
+    return float(values.mean()), float(values.std())
+
+
+@lru_cache(maxsize=64)
+def _draws(num: int, k: int, seed: int) -> np.ndarray:
+    """Which of num answers are drawn, ``(draws, k)``; the same for every sample with as many."""
+    return np.random.default_rng(seed).integers(num, size=(_NUM_RESAMPLES, k))
 
 
 def validation_metrics(

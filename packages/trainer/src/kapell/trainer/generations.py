@@ -1,0 +1,96 @@
+"""Responses to read: one JSONL file per step of training or validation, and a table for the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from .hooks import Hook
+from .run_folder import json_value
+
+__all__ = ["GenerationFiles", "read_samples", "samples_table"]
+
+_SHOWN_CHARACTERS = 400
+
+
+class GenerationFiles(Hook):
+    """Writes ``<folder>/<step>.jsonl`` with a line per response.
+
+    It has verl's ``input, output, gts, score, step``, then ``uid``, ``data_source``, ``exact_match`` and what the
+    rewards returned beside the score.
+    """
+
+    def __init__(self, *, rollouts: str | Path | None = None, validation: str | Path | None = None) -> None:
+        self._rollouts = rollouts
+        self._validation = validation
+
+    def on_rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write a training step's responses."""
+        if self._rollouts is not None:
+            _write(Path(self._rollouts).expanduser(), step, rows)
+
+    def on_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Write a validation's responses."""
+        if self._validation is not None:
+            _write(Path(self._validation).expanduser(), step, samples)
+
+
+def _write(folder: Path, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{step}.jsonl").open("w", encoding="utf-8") as file:
+        for row in rows:
+            line = {
+                "input": row["prompt"],
+                "output": row["response"],
+                "gts": row["ground_truth"],
+                "score": row["score"],
+                "step": step,
+                "uid": row["uid"],
+                "data_source": row["data_source"],
+                "exact_match": row["exact_match"],
+                **row["reward_extra"],
+            }
+            file.write(json.dumps(json_value(line), allow_nan=False) + "\n")
+
+
+def read_samples(folder: str | Path, *, step: int | None = None) -> list[dict[str, Any]]:
+    """The validation responses in a run's ``samples.jsonl``, of one step or of the last.
+
+    Raises ``FileNotFoundError`` where there is no such file and ``ValueError`` where the step has none.
+    """
+    file = Path(folder).expanduser() / "samples.jsonl"
+    if not file.is_file():
+        raise FileNotFoundError(f"no samples in {folder}: {file.name} is written at each validation")
+    samples = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    steps = sorted({sample["step"] for sample in samples})
+    wanted = steps[-1] if step is None and steps else step
+    chosen = [sample for sample in samples if sample["step"] == wanted]
+    if not chosen:
+        known = ", ".join(map(str, steps)) or "none"
+        raise ValueError(f"{file} has no samples of step {wanted}; it has those of {known}")
+    return chosen
+
+
+def samples_table(samples: Sequence[Mapping[str, Any]], *, step: int, num_rows: int) -> Table:
+    """The first rows as a table; right ones are green."""
+    right = sum(sample["exact_match"] == 1.0 for sample in samples)
+    table = Table(title=f"validation after step {step}: {right} of {len(samples)} right")
+    for name, justify in (("task", "left"), ("prompt", "left"), ("response", "left"), ("wanted", "left")):
+        table.add_column(name, justify=justify, overflow="fold")
+    table.add_column("score", justify="right")
+    for sample in samples[:num_rows]:
+        texts = (sample.get("data_source", ""), sample["prompt"], sample["response"], sample["ground_truth"])
+        style = "green" if sample["exact_match"] == 1.0 else None
+        table.add_row(*(escape(_cut(str(text))) for text in texts), f"{sample['score']:.3g}", style=style)
+    if len(samples) > num_rows:
+        table.caption = f"{len(samples) - num_rows} more"
+    return table
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
