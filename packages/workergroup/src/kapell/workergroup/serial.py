@@ -139,9 +139,17 @@ class SerialWorkers(LocalWorkers):
     def submit(self, call: RankCall) -> Answer:
         """Run the call here."""
         answer = Answer()
-        self._answer(answer, call.rank, self._run, call, *private_arguments(call))
-        if isinstance(answer.error, KeyboardInterrupt):
-            raise answer.error
+        args, kwargs = private_arguments(call)
+        token = worker_env.set(self._envs[call.rank])
+        try:
+            answer.value = self._run(call, args, kwargs)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever the user's method raised
+            show_user_frames(error)
+            answer.error = error
+        finally:
+            worker_env.reset(token)
         return answer
 
     def wait(self, handles: Sequence[Answer], timeout: float | None) -> list[Answer]:
