@@ -11,6 +11,7 @@ import pytest
 import kapell.protocol
 
 README = Path(__file__).parents[1] / "README.md"
+OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 MODULES = ["kapell.protocol"]
 MODULES += [module.name for module in pkgutil.walk_packages(kapell.protocol.__path__, "kapell.protocol.")]
 
@@ -19,13 +20,13 @@ MODULES += [module.name for module in pkgutil.walk_packages(kapell.protocol.__pa
 def test_examples_in_docstrings_run(name):
     warnings.simplefilter("ignore", UserWarning)
     module = importlib.import_module(name)
-    assert doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
+    assert doctest.testmod(module, optionflags=OPTIONS).failed == 0
 
 
 def test_examples_in_the_readme_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = README.read_text()
-    assert doctest.testfile(str(README), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
+    assert doctest.testfile(str(README), module_relative=False, optionflags=OPTIONS).failed == 0
     for name in kapell.protocol.__all__:
         assert name in text, f"the README does not show {name}"
 
