@@ -7,111 +7,27 @@ A step (`kapell.trainer.steps`) is a sequence of them; they hold no state but th
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
-import numpy as np
 import torch
 
 from kapell.protocol import DataProto
 from kapell.workergroup import WorkerGroup
 
 from .algorithms import BatchTotals, Metric, compute_advantages, kl_penalized_rewards, merge_metrics
-from .config import KLControlConfig
 from .metrics import add_metrics
 from .objectives import PolicyObjective, ValueObjective
 from .sampler import Sampling
 from .scoring import Scorer
 from .served_rollout import ServedRollout
+from .stage import stage
+from .updates import AdaptiveKL, UpdatePlan, mini_batches
 
-__all__ = ["AdaptiveKL", "StageSpec", "Stages", "UpdatePlan", "mini_batches", "stage", "stage_spec_of"]
+__all__ = ["Stages"]
 
-Params = ParamSpec("Params")
-StageMethod = Callable[Concatenate[Any, DataProto, Params], DataProto]
-
-_LABEL = "__kapell_stage__"
 _MODEL_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageSpec:
-    """What a stage is called in ``timing_s/<name>``, and the columns it needs and makes."""
-
-    name: str
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-
-
-def stage(
-    name: str, *, reads: tuple[str, ...] = (), writes: tuple[str, ...] = ()
-) -> Callable[[StageMethod[Params]], StageMethod[Params]]:
-    """Label a method from a batch to a batch as a stage: its columns are checked and its time is measured."""
-    spec = StageSpec(name=name, reads=reads, writes=writes)
-
-    def label(method: StageMethod[Params]) -> StageMethod[Params]:
-        @wraps(method)
-        def run(self: Any, batch: DataProto, *args: Params.args, **kwargs: Params.kwargs) -> DataProto:
-            _require_columns(spec, batch)
-            started = time.perf_counter()
-            result = method(self, batch, *args, **kwargs)
-            return add_metrics(result, {f"timing_s/{name}": Metric.sum(time.perf_counter() - started)})
-
-        setattr(run, _LABEL, spec)
-        return run
-
-    return label
-
-
-def stage_spec_of(method: Callable[..., Any]) -> StageSpec | None:
-    """The label of a stage; None for any other function."""
-    return getattr(method, _LABEL, None)
-
-
-def _require_columns(spec: StageSpec, batch: DataProto) -> None:
-    missing = [name for name in spec.reads if name not in batch.columns]
-    if not missing:
-        return
-    makers = [
-        label.name
-        for method in vars(Stages).values()
-        if (label := stage_spec_of(method)) is not None and missing[0] in label.writes
-    ]
-    hint = f"run the stage {' or '.join(makers)} first" if makers else "it comes with the prompts"
-    raise ValueError(
-        f"stage {spec.name!r} needs column {missing[0]!r}, which the batch does not have; {hint}. "
-        f"The batch has: {', '.join(sorted(batch.columns))}"
-    )
-
-
-class AdaptiveKL:
-    """The weight of the KL penalty in the reward: fixed, or steered towards a target (Ziegler et al., 1909.08593)."""
-
-    def __init__(self, config: KLControlConfig) -> None:
-        self._config = config
-        self.coefficient = config.kl_coef
-
-    def update(self, current_kl: float, num_rows: int) -> None:
-        """Move the weight after a batch of ``num_rows`` rows with that KL divergence."""
-        if self._config.type == "adaptive":
-            error = min(max(current_kl / self._config.target_kl - 1.0, -0.2), 0.2)
-            self.coefficient *= 1.0 + error * num_rows / self._config.horizon
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdatePlan:
-    """How often and in what portions a batch is learned from."""
-
-    epochs: int = 1
-    """Passes over the batch."""
-    prompts_per_mini_batch: int
-    """Prompts, with all their samples, per optimizer step."""
-    micro_batch_size: int | None = None
-    """Rows per forward and backward pass on each worker."""
-    shuffle: bool = True
-    """Deal prompts anew each epoch."""
 
 
 @dataclass(kw_only=True)
@@ -282,22 +198,3 @@ class Stages:
             parts += gradients.get()
             parts.append({f"{role}/{name}": Metric.mean(value, weight=1) for name, value in moved.get().items()})
         return add_metrics(batch, merge_metrics(parts))
-
-
-def mini_batches(uid: np.ndarray, plan: UpdatePlan, *, seed: tuple[int, ...]) -> Iterator[list[int]]:
-    """Row numbers of each mini-batch, over all epochs; the rows of a prompt stay together.
-
-    >>> list(mini_batches(np.array(["a", "a", "b"]), UpdatePlan(prompts_per_mini_batch=1, shuffle=False), seed=(1,)))
-    [[0, 1], [2]]
-    """
-    rows_of: dict[Any, list[int]] = {}
-    for row, key in enumerate(uid):
-        rows_of.setdefault(key, []).append(row)
-    groups = list(rows_of.values())
-    for epoch in range(plan.epochs):
-        order = np.arange(len(groups))
-        if plan.shuffle:
-            order = np.random.default_rng((*seed, epoch)).permutation(order)
-        for start in range(0, len(order), plan.prompts_per_mini_batch):
-            chosen = order[start : start + plan.prompts_per_mini_batch]
-            yield [row for index in chosen for row in groups[index]]

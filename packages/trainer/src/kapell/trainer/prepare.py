@@ -1,0 +1,144 @@
+"""From a configuration to what a run needs besides its workers, loaded and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from .algorithms import Aggregation, KLKind, get_advantage_estimator, get_policy_loss
+from .config import Config
+from .data import PromptDataset, PromptLoader
+from .models import build_policy, build_value_model, load_config_of, new_model_config
+from .reward_terms import build_reward
+from .rows import PromptRow, read_rows
+from .scoring import Scorer
+from .tasks import reverse_digits
+from .tokenizer import build_character_tokenizer, load_tokenizer
+
+__all__ = ["Prepared", "prepare"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a run needs besides its workers, all loaded and checked."""
+
+    config: Config
+    """The configuration."""
+    tokenizer: PreTrainedTokenizerBase
+    """The tokenizer."""
+    train: PromptDataset
+    """Training prompts."""
+    val: PromptDataset | None
+    """Validation prompts."""
+    loader: PromptLoader
+    """Their order."""
+    scorer: Scorer
+    """The reward."""
+    build_policy: Callable[[], PreTrainedModel]
+    """Makes the policy, in each worker."""
+    build_critic: Callable[[], PreTrainedModel]
+    """Makes the value model, in each worker."""
+    total_steps: int
+    """Steps of the run."""
+
+
+def prepare(config: Config, folder: str | Path) -> Prepared:
+    """Read the data, the reward function and the model's configuration, and check that they fit together.
+
+    Nothing is started; every mistake that can be seen beforehand is an error here that names its place. The bundled
+    task's files are written into ``folder``.
+    """
+    _check_names(config)
+    data, model_folder = config.data, config.actor_rollout_ref.model.path
+    if model_folder is not None:
+        load_config_of(model_folder)  # a wrong path is the model's, before it is the tokenizer's
+    seed = config.trainer.seed if data.seed is None else data.seed
+    train_files: Sequence[str | Path] = data.train_files
+    val_files: Sequence[str | Path] = data.val_files
+    if not train_files:
+        train_file, val_file = reverse_digits.write_files(Path(folder) / "data", seed=seed)
+        train_files, val_files = [train_file], [val_file]
+    read = partial(read_rows, prompt_key=data.prompt_key, data_source_key=data.reward_fn_key)
+    train_rows, val_rows = read(train_files), read(val_files)
+    tokenizer = _tokenizer(config, [*train_rows, *val_rows])
+    encode = partial(
+        PromptDataset,
+        tokenizer=tokenizer,
+        max_prompt_length=data.max_prompt_length,
+        filter_overlong=data.filter_overlong_prompts,
+    )
+    train = encode(train_rows)
+    loader = PromptLoader(len(train), batch_size=data.train_batch_size, shuffle=data.shuffle, seed=seed)
+    total_steps = config.trainer.total_training_steps
+    if config.trainer.total_epochs is not None:
+        total_steps = min(total_steps, loader.steps_in(config.trainer.total_epochs))
+    sources = list(dict.fromkeys(row.data_source for row in [*train_rows, *val_rows]))
+    policy, critic = _model_builders(config, tokenizer)
+    return Prepared(
+        config=config,
+        tokenizer=tokenizer,
+        train=train,
+        val=encode(val_rows) if val_rows else None,
+        loader=loader,
+        scorer=Scorer(reward=build_reward(config.reward, sources), tokenizer=tokenizer),
+        build_policy=policy,
+        build_critic=critic,
+        total_steps=total_steps,
+    )
+
+
+def _check_names(config: Config) -> None:
+    """Refuse names that the algorithms do not know, before anything is loaded."""
+    actor = config.actor_rollout_ref.actor
+    for key, look_up, name in (
+        ("algorithm.adv_estimator", get_advantage_estimator, config.algorithm.adv_estimator),
+        ("algorithm.kl_penalty", KLKind, config.algorithm.kl_penalty),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", get_policy_loss, actor.policy_loss.loss_mode),
+        ("actor_rollout_ref.actor.loss_agg_mode", Aggregation, actor.loss_agg_mode),
+        ("actor_rollout_ref.actor.kl_loss_type", KLKind, actor.kl_loss_type),
+        ("critic.loss_agg_mode", Aggregation, config.critic.loss_agg_mode),
+    ):
+        try:
+            look_up(name)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{key}: {error}") from None
+
+
+def _tokenizer(config: Config, rows: Sequence[PromptRow]) -> PreTrainedTokenizerBase:
+    folder = config.data.tokenizer or config.actor_rollout_ref.model.path
+    if folder is not None:
+        return load_tokenizer(Path(folder).expanduser())
+    texts = [text for row in rows for text in (row.text, str(row.ground_truth))]
+    return build_character_tokenizer(set().union(*map(set, texts)))
+
+
+def _model_builders(
+    config: Config, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Callable[[], PreTrainedModel], Callable[[], PreTrainedModel]]:
+    model, data = config.actor_rollout_ref.model, config.data
+    if model.path is None:
+        hf_config: PreTrainedConfig = new_model_config(
+            tokenizer,
+            model_type=model.model_type,
+            hidden_size=model.hidden_size,
+            num_hidden_layers=model.num_hidden_layers,
+            num_attention_heads=model.num_attention_heads,
+            max_length=data.max_prompt_length + data.max_response_length,
+            override_config=model.override_config,
+        )
+    else:
+        hf_config = load_config_of(model.path, model.override_config)
+        if len(tokenizer) > hf_config.vocab_size:
+            raise ValueError(
+                f"the tokenizer has {len(tokenizer)} tokens, the model in {model.path} only {hf_config.vocab_size}"
+            )
+    seed, critic_path = config.trainer.seed, config.critic.model.path
+    critic_config = load_config_of(critic_path) if critic_path else hf_config
+    return (
+        partial(build_policy, hf_config, folder=model.path, seed=seed),
+        partial(build_value_model, critic_config, folder=critic_path or model.path, seed=seed + 1),
+    )
