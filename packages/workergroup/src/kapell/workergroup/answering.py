@@ -95,7 +95,13 @@ class CallRunner:
         with worker_span(trace, method) if trace else _NO_SPAN:
             started = time.time()
             try:
-                result = invoke(self.worker, target, method, args, kwargs, receive=self._receive)
+                bound = _method(self.worker, target, method)
+                if any(map(is_future, (*args, *kwargs.values()))):
+                    import asyncio  # here alone: it is slow to import, and loaded already where this runs
+
+                    # In a thread: what a future waits for may need this event loop.
+                    args, kwargs = await asyncio.to_thread(_materialized, bound, args, kwargs, self._receive)
+                result = bound(*args, **kwargs)
                 if type(result) is CoroutineType:
                     result = await result
             except BaseException as error:
@@ -147,16 +153,24 @@ def invoke(
 
     Returns what the method returns; for an async method that is a coroutine, which the backend awaits.
     """
-    owner = worker.role_worker(target) if target else worker
-    bound = getattr(owner, method)
-    for argument in (*args, *kwargs.values()):
-        if is_future(argument):
-            spec = spec_of(bound)
-            if spec is None or spec.materialize_futures:
-                args = [_value(value, receive) for value in args]
-                kwargs = {name: _value(value, receive) for name, value in kwargs.items()}
-            break
+    bound = _method(worker, target, method)
+    args, kwargs = _materialized(bound, args, kwargs, receive)
     return bound(*args, **kwargs)
+
+
+def _method(worker: Any, target: str, method: str) -> Callable[..., Any]:
+    return getattr(worker.role_worker(target) if target else worker, method)
+
+
+def _materialized(
+    bound: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], receive: Callable[[Any], Any] | None
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments with futures fetched, unless the method wants them as they are."""
+    if any(map(is_future, args)) or any(map(is_future, kwargs.values())):
+        spec = spec_of(bound)
+        if spec is None or spec.materialize_futures:
+            return [_value(value, receive) for value in args], {name: _value(v, receive) for name, v in kwargs.items()}
+    return args, kwargs
 
 
 def _value(argument: Any, receive: Callable[[Any], Any] | None) -> Any:
