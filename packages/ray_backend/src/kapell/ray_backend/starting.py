@@ -80,8 +80,10 @@ class Starter:
         self._start = start
         worker_class = start.cls_with_init.worker_class
         roles = colocated_roles(start.cls_with_init).values()
+        # Calls of one rank run in their order, in the process's main thread, unless the caller asks for overlap.
+        overlap = start.options.get("max_concurrency", 1) > 1
         is_async = any(map(_has_async_methods, (worker_class, *(role.worker_class for role in roles))))
-        self._host = _ASYNC_HOST if is_async else _HOST
+        self._host = _ASYNC_HOST if overlap and is_async else _HOST
         # A random part: leftovers of another run, or a second group of the same name, must not collide.
         self._name = f"{start.name_prefix}{worker_class.__name__}-{uuid4().hex[:6]}"
         # Refuses protected variables before anything is started.
