@@ -48,8 +48,8 @@ def one_line(text):
 def test_a_run_leaves_everything_in_its_folder_and_its_model_answers(here, capsys):
     train("trainer.default_local_dir=run")
     folder = here / "run"
-    names = ["config.yaml", "curves.png", "data", "metrics.jsonl", "model", "samples.jsonl"]
-    assert sorted(path.name for path in folder.iterdir()) == names
+    names = {"config.yaml", "curves.png", "data", "metrics.jsonl", "model", "samples.jsonl"}
+    assert names <= {path.name for path in folder.iterdir()}
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [0, 1, 2]
     assert "val/exact_match" in records[0]

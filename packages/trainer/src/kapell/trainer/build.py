@@ -9,8 +9,8 @@ from typing import Any
 
 from kapell.workergroup import ClassWithInitArgs, WorkerGroup, colocate, load_backend
 
-from .algorithms import get_advantage_estimator, options_of
-from .config import ActorConfig, Config, CriticConfig, SamplingConfig
+from .algorithms import AdaptiveKLController, FixedKLController, KLController, get_advantage_estimator, options_of
+from .config import ActorConfig, Config, CriticConfig, KLControlConfig, SamplingConfig
 from .hooks import Hook, RunSummary
 from .objectives import PolicyObjective, ValueObjective
 from .openai_engine import OpenAIEngine
@@ -20,7 +20,7 @@ from .served_rollout import RolloutServerWorker, ServedRollout
 from .stages import Stages
 from .steps import group_step, ppo_step
 from .trainer import Trainer
-from .updates import AdaptiveKL, UpdatePlan
+from .updates import UpdatePlan
 from .workers import ActorRolloutRefWorker, CriticWorker
 
 __all__ = ["Prepared", "prepare", "train"]
@@ -129,6 +129,12 @@ def _sampling(config: SamplingConfig) -> Sampling:
     return Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, do_sample=config.do_sample)
 
 
+def _kl_controller(config: KLControlConfig) -> KLController:
+    if config.type == "fixed":
+        return FixedKLController(config.kl_coef)
+    return AdaptiveKLController(config.kl_coef, target=config.target_kl, horizon=config.horizon)
+
+
 def _served_rollout(config: Config, groups: Mapping[str, WorkerGroup], folder: str | Path) -> ServedRollout | None:
     if "rollout" not in groups:
         return None
@@ -177,7 +183,7 @@ def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str |
         ),
         value_plan=_plan(config.critic, actor),
         use_reference=config.use_reference,
-        kl_in_reward=AdaptiveKL(algorithm.kl_ctrl) if algorithm.use_kl_in_reward else None,
+        kl_in_reward=_kl_controller(algorithm.kl_ctrl) if algorithm.use_kl_in_reward else None,
         kl_penalty=algorithm.kl_penalty,
         log_prob_micro_batch_size=rollout.log_prob_micro_batch_size_per_gpu,
         value_micro_batch_size=config.critic.forward_micro_batch_size_per_gpu,

@@ -16,14 +16,14 @@ import torch
 from kapell.protocol import DataProto
 from kapell.workergroup import WorkerGroup
 
-from .algorithms import BatchTotals, Metric, compute_advantages, kl_penalized_rewards, merge_metrics
+from .algorithms import BatchTotals, KLController, Metric, compute_advantages, kl_penalized_rewards, merge_metrics
 from .metrics import add_metrics
 from .objectives import PolicyObjective, ValueObjective
 from .sampler import Sampling
 from .scoring import Scorer
 from .served_rollout import ServedRollout
 from .stage import stage
-from .updates import AdaptiveKL, UpdatePlan, mini_batches
+from .updates import UpdatePlan, mini_batches
 
 __all__ = ["Stages"]
 
@@ -62,7 +62,7 @@ class Stages:
     """In what portions."""
     use_reference: bool = False
     """Whether steps need the reference's log-probabilities."""
-    kl_in_reward: AdaptiveKL | None = None
+    kl_in_reward: KLController | None = None
     """The weight of the KL penalty in the reward; None for no penalty."""
     kl_penalty: str = "kl"
     """Its estimator."""
@@ -135,7 +135,7 @@ class Stages:
         scores_BT = batch.column("rm_scores")
         rewards_BT, metrics = scores_BT, {}
         if self.kl_in_reward is not None:
-            coefficient = self.kl_in_reward.coefficient
+            coefficient = self.kl_in_reward.beta
             rewards_BT, current = kl_penalized_rewards(
                 scores_BT,
                 batch.column("old_log_probs"),
@@ -144,7 +144,7 @@ class Stages:
                 beta=coefficient,
                 kind=self.kl_penalty,
             )
-            self.kl_in_reward.update(current, len(batch))
+            self.kl_in_reward.update(current=current, num_rows=len(batch))
             metrics = {
                 "actor/reward_kl_penalty": Metric.mean(current, weight=len(batch)),
                 "actor/reward_kl_penalty_coeff": Metric.mean(coefficient, weight=1),

@@ -1,4 +1,4 @@
-"""In what portions a batch is learned from, and how the KL penalty's weight follows the divergence."""
+"""In what portions a batch is learned from."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .config import KLControlConfig
-
-__all__ = ["AdaptiveKL", "UpdatePlan", "mini_batches"]
+__all__ = ["UpdatePlan", "mini_batches"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +42,3 @@ def mini_batches(uid: np.ndarray, plan: UpdatePlan, *, seed: tuple[int, ...]) ->
         for start in range(0, len(order), plan.prompts_per_mini_batch):
             chosen = order[start : start + plan.prompts_per_mini_batch]
             yield [row for index in chosen for row in groups[index]]
-
-
-class AdaptiveKL:
-    """The weight of the KL penalty in the reward: fixed, or steered towards a target (Ziegler et al., 1909.08593)."""
-
-    def __init__(self, config: KLControlConfig) -> None:
-        self._config = config
-        self.coefficient = config.kl_coef
-
-    def update(self, current_kl: float, num_rows: int) -> None:
-        """Move the weight after a batch of ``num_rows`` rows with that KL divergence."""
-        if self._config.type == "adaptive":
-            error = min(max(current_kl / self._config.target_kl - 1.0, -0.2), 0.2)
-            self.coefficient *= 1.0 + error * num_rows / self._config.horizon
