@@ -79,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     samples.add_argument("--step", type=int, default=None, help="which validation; the last by default")
     samples.add_argument("--num", type=int, default=20, help="how many of its responses")
     samples.set_defaults(run=_show_samples)
+    report = commands.add_parser("report", help="write one HTML page about a run, or about two")
+    report.add_argument("folder", metavar="RUN", help="folder of a run")
+    report.add_argument("other", metavar="RUN2", nargs="?", help="folder of a run to compare with")
+    report.add_argument("--output", metavar="FILE", help="where to write it; RUN/report.html by default")
+    report.set_defaults(run=_report)
     return parser
 
 
@@ -124,6 +129,7 @@ def _train(options: argparse.Namespace, console: Console) -> None:
         except (ValueError, OSError) as error:
             raise UserError(str(error)) from error
     (folder / "config.yaml").write_text(resolved.to_yaml())
+    (folder / "config_origins.yaml").write_text(resolved.origins_to_yaml())
     title = f"{config.algorithm.adv_estimator} on {config.backend.name}, {_num_workers(config)} workers → {folder}"
     hooks: list[Hook] = list(trackers)
     if "file" in config.trainer.logger:
@@ -164,6 +170,17 @@ def _show_samples(options: argparse.Namespace, console: Console) -> None:
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     console.print(samples_table(samples, step=samples[0]["step"], num_rows=options.num))
+
+
+def _report(options: argparse.Namespace, console: Console) -> None:
+    from .report import write_report
+
+    folders = [options.folder, *([options.other] if options.other else [])]
+    try:
+        page = write_report(folders, options.output or Path(options.folder) / "report.html")
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+    console.print(f"wrote {page}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _num_workers(config: Config) -> int:

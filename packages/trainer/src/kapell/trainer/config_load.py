@@ -39,6 +39,10 @@ class ResolvedConfig:
         """The whole configuration as YAML, which `load_config` reads back."""
         return yaml.safe_dump(_plain(self.values), sort_keys=False)
 
+    def origins_to_yaml(self) -> str:
+        """Where each value came from that is no default, by its dotted key."""
+        return yaml.safe_dump(dict(self.origins), sort_keys=False)
+
     def leaves(self) -> Iterator[tuple[str, Any, str]]:
         """Each dotted key with its value and origin ("default", a file, or "command line")."""
         for key, value in _leaves(self.values):
