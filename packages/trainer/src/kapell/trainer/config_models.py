@@ -1,0 +1,259 @@
+"""The configuration of the models: the policy in its three roles, and the critic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .config_checks import require_positive, require_range
+
+__all__ = [
+    "ActorConfig",
+    "ActorRolloutRefConfig",
+    "CriticConfig",
+    "CriticModelConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "PolicyLossConfig",
+    "RefConfig",
+    "RolloutConfig",
+    "RolloutServerConfig",
+    "SamplingConfig",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW and its learning-rate schedule, which moves once per optimizer step."""
+
+    lr: float = 2e-3
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the first and second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay."""
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
+    """Shape of the schedule after warm-up."""
+    lr_warmup_steps: int = 0
+    """Optimizer steps over which the learning rate rises from 0."""
+    min_lr_ratio: float = 0.0
+    """Last learning rate of ``cosine`` and ``linear``, as a share of ``lr``."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "lr", "eps")
+        require_range(self, 0.0, 1.0, "min_lr_ratio")
+        if self.lr_warmup_steps < 0:
+            raise ValueError(f"lr_warmup_steps must not be negative, got {self.lr_warmup_steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLossConfig:
+    """The policy objective."""
+
+    loss_mode: str = "vanilla"
+    """Name of the policy loss; ``vanilla`` is PPO's clipped objective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig:
+    """The policy update."""
+
+    ppo_epochs: int = 2
+    """Passes over the batch of a step."""
+    ppo_mini_batch_size: int = 32
+    """Prompts (with all their samples) per optimizer step."""
+    ppo_micro_batch_size_per_gpu: int | None = None
+    """Rows per forward and backward pass on each worker. Null: all. Changes memory, never the numbers."""
+    shuffle: bool = True
+    """Deal prompts to mini-batches in a new random order each epoch."""
+    clip_ratio: float = 0.2
+    """Clip range of the probability ratio; sets both bounds where they are null."""
+    clip_ratio_low: float | None = None
+    """Clip range below 1."""
+    clip_ratio_high: float | None = None
+    """Clip range above 1."""
+    clip_ratio_c: float = 3.0
+    """Bound of dual clipping, for negative advantages."""
+    policy_loss: PolicyLossConfig = field(default_factory=PolicyLossConfig)
+    """The policy objective."""
+    loss_agg_mode: str = "token-mean"
+    """How the tokens' losses are put together."""
+    entropy_coeff: float = 0.01
+    """Weight of the entropy bonus."""
+    use_kl_loss: bool = False
+    """Add the KL divergence from the reference model to the loss."""
+    kl_loss_coef: float = 0.001
+    """Its weight."""
+    kl_loss_type: str = "low_var_kl"
+    """The estimator of that divergence."""
+    grad_clip: float = 1.0
+    """Largest gradient norm; the norm before clipping is reported."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """The optimizer."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "ppo_epochs", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "grad_clip")
+        require_positive(self, "clip_ratio", "clip_ratio_low", "clip_ratio_high")
+        if self.clip_ratio_c <= 1.0:
+            raise ValueError(f"clip_ratio_c must be above 1, got {self.clip_ratio_c}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How validation samples."""
+
+    do_sample: bool = False
+    """Sample; otherwise always take the most probable token."""
+    temperature: float = 1.0
+    """Divides the logits."""
+    top_k: int = -1
+    """Sample from the k most probable tokens only; -1 for all."""
+    top_p: float = 1.0
+    """Sample from the most probable tokens that together reach this probability."""
+    n: int = 1
+    """Responses per prompt."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "temperature", "top_p", "n")
+        require_range(self, 0.0, 1.0, "top_p")
+        if self.top_k == 0 or self.top_k < -1:
+            raise ValueError(f"top_k must be -1 (all tokens) or at least 1, got {self.top_k}")
+        if not self.do_sample and self.n > 1:
+            raise ValueError(f"n={self.n} responses per prompt are all the same without do_sample; set do_sample=true")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutServerConfig:
+    """The server that samples with ``rollout.name=openai``; `kapell.trainer.openai_engine` says what it must do."""
+
+    url: str = "http://127.0.0.1:8000"
+    """Its address, without ``/v1``."""
+    model: str = "default"
+    """The model's name there."""
+    reload_path: str | None = "/update_weights_from_disk"
+    """Path to which ``{"model_path": FOLDER}`` is posted when the policy has changed (SGLang's). Null: the server keeps
+    its weights, so that training is off-policy."""
+    concurrency: int = 32
+    """Requests at once, per worker."""
+    timeout: float = 600.0
+    """Seconds without a byte after which a request counts as failed."""
+    retries: int = 3
+    """Further attempts of a failed request."""
+    api_key_env: str | None = None
+    """Environment variable with a bearer token."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "concurrency", "timeout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig(SamplingConfig):
+    """How training samples; the log-probabilities of the update use the same temperature."""
+
+    name: Literal["hf", "openai"] = "hf"
+    """What samples: the built-in engine on the actor's own weights, or a server."""
+    server: RolloutServerConfig = field(default_factory=RolloutServerConfig)
+    """That server."""
+    do_sample: bool = True
+    """Sample; otherwise always take the most probable token."""
+    n: int = 8
+    """Responses per prompt."""
+    log_prob_micro_batch_size_per_gpu: int | None = None
+    """Rows per forward pass when log-probabilities are recomputed. Null: all."""
+    val_kwargs: SamplingConfig = field(default_factory=SamplingConfig)
+    """How validation samples."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "log_prob_micro_batch_size_per_gpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefConfig:
+    """The frozen reference model; it exists when a KL penalty asks for it."""
+
+    log_prob_micro_batch_size_per_gpu: int | None = None
+    """Rows per forward pass. Null: all."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "log_prob_micro_batch_size_per_gpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The policy: a folder, or a new model of a given shape."""
+
+    path: str | None = None
+    """Folder with a Hugging Face causal language model. Null: a new model of the shape below, with random weights."""
+    model_type: str = "gpt2"
+    """Architecture of a new model, by its name in transformers: ``gpt2``, ``llama``, ``qwen3``, ..."""
+    hidden_size: int = 64
+    """Width of a new model."""
+    num_hidden_layers: int = 2
+    """Layers of a new model."""
+    num_attention_heads: int = 4
+    """Attention heads of a new model."""
+    override_config: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the model's Hugging Face configuration."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "hidden_size", "num_hidden_layers", "num_attention_heads")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size} and "
+                f"{self.num_attention_heads}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorRolloutRefConfig:
+    """The policy in its three roles: it is updated, it samples, and its first state is the reference."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The model that all three share."""
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    """The policy update."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """Sampling."""
+    ref: RefConfig = field(default_factory=RefConfig)
+    """The frozen reference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticModelConfig:
+    """The critic's starting point."""
+
+    path: str | None = None
+    """Folder with a Hugging Face model. Null: the policy's own starting point, with a new value head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """The value model and its update; it exists with ``algorithm.adv_estimator=gae``."""
+
+    model: CriticModelConfig = field(default_factory=CriticModelConfig)
+    """Where the model comes from."""
+    ppo_epochs: int = 2
+    """Passes over the batch of a step."""
+    ppo_mini_batch_size: int | None = None
+    """Prompts (with all their samples) per optimizer step. Null: the actor's."""
+    ppo_micro_batch_size_per_gpu: int | None = None
+    """Rows per forward and backward pass on each worker. Null: all."""
+    forward_micro_batch_size_per_gpu: int | None = None
+    """Rows per forward pass when values are computed. Null: all."""
+    shuffle: bool = True
+    """Deal prompts to mini-batches in a new random order each epoch."""
+    cliprange_value: float = 0.5
+    """How far a new value may move from the old one before its loss is clipped."""
+    loss_agg_mode: str = "token-mean"
+    """How the tokens' losses are put together."""
+    grad_clip: float = 1.0
+    """Largest gradient norm; the norm before clipping is reported."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """The optimizer."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "ppo_epochs", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu")
+        require_positive(self, "forward_micro_batch_size_per_gpu", "cliprange_value", "grad_clip")
