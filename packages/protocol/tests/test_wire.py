@@ -135,6 +135,15 @@ def test_leaf_gradients_and_strided_nested_tensors_survive():
     assert [row.tolist() for row in arrived(nested).unbind()] == [[1.0] * 2, [1.0] * 3]
 
 
+def test_memory_mapped_columns_are_sent_as_ordinary_ones(tmp_path):
+    table = TensorDict({"x": torch.arange(4)}, [4]).memmap(tmp_path)
+    batch = DataProto(batch=table)
+    result = arrived(batch[1:])
+    assert type(result.batch["x"]) is torch.Tensor
+    assert result.batch["x"].tolist() == [1, 2, 3]
+    assert payload(batch[1:]) == 24
+
+
 def test_state_can_be_taken_and_set_without_pickle():
     batch = DataProto.from_dict({"x": torch.ones(2)}, {"y": ["a", "b"]}, {"s": 1})
     restored = DataProto()

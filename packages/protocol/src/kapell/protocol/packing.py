@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor, NonTensorData, NonTensorStack, TensorDict
 
 from kapell.protocol.arrivals import Arrivals
 from kapell.protocol.columns import ValueStack, array_of, column_of_objects, is_jagged, make_jagged, parts_of
@@ -169,6 +169,7 @@ _PACKERS: dict[type, Callable[[Packing, Any], Any]] = {
     tuple: Packing._tuple,
     dict: Packing._dict,
     torch.Tensor: Packing._tensor,
+    MemoryMappedTensor: Packing._tensor,
     ReadOnlyTensor: Packing._read_only_tensor,
     np.ndarray: Packing._array,
     TensorDict: Packing._tensordict,
