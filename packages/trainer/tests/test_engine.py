@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -201,3 +203,24 @@ def test_a_model_that_cannot_be_found_or_built_says_so(tokenizer, tmp_path):
         new_model_config(tokenizer, model_type="gtp2", max_length=8)
     with pytest.raises(ValueError, match="has no field 'n_layers'"):
         new_model_config(tokenizer, max_length=8, override_config={"n_layers": 3})
+
+
+def test_an_engine_continues_from_its_saved_state_bit_for_bit(tokenizer):
+    config = new_model_config(tokenizer, hidden_size=32, max_length=24)
+    columns = make_columns()
+    totals = BatchTotals.of(columns["response_mask"])
+    optim = OptimConfig(lr=1e-2, lr_scheduler_type="cosine", lr_warmup_steps=2)
+
+    def learn(engine, steps):
+        for _ in range(steps):
+            engine.forward_backward(columns, lambda rows: objective_of("policy")(engine.model, rows, totals))
+            engine.step()
+
+    straight = TrainEngine(build_policy(config, seed=3), optim, total_steps=6)
+    learn(straight, 2)
+    resumed = TrainEngine(build_policy(config, seed=4), optim, total_steps=6)
+    resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
+    learn(straight, 3)
+    learn(resumed, 3)
+    vectors = [torch.nn.utils.parameters_to_vector(engine.model.parameters()) for engine in (straight, resumed)]
+    assert torch.equal(*vectors)

@@ -81,11 +81,6 @@ class TrainWorker(Worker):
         """Write the model in Hugging Face format."""
         self.engine.model.save_pretrained(folder)
 
-    @register(Dispatch.ONE_TO_ALL)
-    def weights_norm(self) -> float:
-        """Norm of all weights, which is the same on every rank."""
-        return torch.cat([weight.detach().reshape(-1) for weight in self.engine.model.parameters()]).norm().item()
-
 
 class ActorRolloutRefWorker(TrainWorker):
     """The policy in its three roles, on one copy of the weights; the reference is a second, frozen copy."""
