@@ -15,6 +15,7 @@ import torch
 from kapell.trainer.build import prepare, train
 from kapell.trainer.config_load import load_config
 from kapell.trainer.hooks import Hook
+from kapell.workergroup import load_backend
 
 _SMALL = [
     "trainer.total_training_steps=3",
@@ -64,6 +65,14 @@ def reference(variant, tmp_path_factory):
     return run(folder, *_SMALL, *variant, "backend=local", "trainer.n_gpus_per_node=1")
 
 
+@pytest.fixture(scope="module")
+def one_ray():
+    """A Ray that all runs of this module join, since starting one takes longer than a run."""
+    with load_backend("ray")() as backend:
+        backend.start()
+        yield
+
+
 @pytest.mark.parametrize(
     "where",
     [
@@ -74,7 +83,9 @@ def reference(variant, tmp_path_factory):
     ],
     ids=["local-2", "local-threads-3", "ray-1", "ray-2"],
 )
-def test_backend_and_number_of_workers_change_no_number(tmp_path, variant, reference, where):
+def test_backend_and_number_of_workers_change_no_number(tmp_path, variant, reference, where, request):
+    if "backend=ray" in where:
+        request.getfixturevalue("one_ray")
     records = run(tmp_path, *_SMALL, *variant, *where)
     assert len(records) == len(reference) == 4
     for record, expected in zip(records, reference, strict=True):
