@@ -45,7 +45,8 @@ def make_pool(nodes):
     pools = []
 
     def make(counts, **settings):
-        pools.append(RayResourcePool(counts, accelerator="BOARD", cpus_per_process=0.5, **settings))
+        settings = {"accelerator": "BOARD", "cpus_per_process": 0.5, "timeout": 30, **settings}
+        pools.append(RayResourcePool(counts, **settings))
         return pools[-1]
 
     yield make

@@ -59,21 +59,20 @@ def place(
         check_placeable(request, cluster_nodes())
     # Unique names: leftovers of another run, or a second try in this one, must not collide.
     unique = f"{name}-{uuid4().hex[:8]}"
-    groups: list[PlacementGroup] = []
+    groups: dict[int, PlacementGroup] = {}
     try:
-        for index, count in enumerate(request.process_on_nodes):
-            groups.append(
-                placement_group(
-                    [dict(request.bundle) for _ in range(count)],
-                    strategy=request.strategy,
-                    name=f"{unique}-{index}",
-                    lifetime="detached" if detached else None,
-                )
+        # Largest first: Ray takes them in turn, and a small entry could take the only node that holds a large one.
+        for index in sorted(range(len(request.process_on_nodes)), key=lambda index: -request.process_on_nodes[index]):
+            groups[index] = placement_group(
+                [dict(request.bundle) for _ in range(request.process_on_nodes[index])],
+                strategy=request.strategy,
+                name=f"{unique}-{index}",
+                lifetime="detached" if detached else None,
             )
-        _wait(groups, request, timeout)
-        return _ordered(groups, request)
+        _wait(list(groups.values()), request, timeout)
+        return _ordered([groups[index] for index in range(len(groups))], request)
     except BaseException:  # Ctrl-C while waiting leaves no reservation either
-        release(groups)
+        release(list(groups.values()))
         raise
 
 
