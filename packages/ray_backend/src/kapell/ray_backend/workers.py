@@ -21,7 +21,8 @@ from .shipping import HoldsReferencesError, Shipped, pack, shipped
 __all__ = ["Inline", "RayWorkers", "pack_argument"]
 
 _INLINE_BYTES = 64 * 1024  # below Ray's own limit of 100 kB, from where on it would put the argument for each rank anew
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = (bool, int, float, type(None))
+_SHORT = 1024  # characters: Ray sends such a string as fast as its pickle
 _BUSY_AFTER_SECONDS = 1.0  # a dead process is known at once, an idle one answers in milliseconds
 
 
@@ -157,7 +158,12 @@ class Inline:
 
 def pack_argument(value: Any) -> Any:
     """An argument as it goes into a call: serialized here, once, however many ranks read it."""
-    if type(value) in _PLAIN or isinstance(value, ray.ObjectRef) or is_future(value):
+    if (
+        type(value) in _PLAIN
+        or (type(value) is str and len(value) < _SHORT)
+        or isinstance(value, ray.ObjectRef)
+        or is_future(value)
+    ):
         return value
     try:
         packed = pack(value)
