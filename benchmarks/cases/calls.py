@@ -16,6 +16,7 @@ CONTROLLER = Benchmark(
     title="The controller's cost of a call as the group grows (workers that answer at once)",
     contenders=(
         Contender("kapell", f"{_PLANNING}:KapellCalls"),
+        Contender("kapell's accounting alone", f"{_PLANNING}:Accounting"),
         Contender("verl", "benchmarks.contenders.verl_planning:VerlCalls", site="verl"),
     ),
     sizes=tuple({"ranks": ranks} for ranks in (16, 64, 256, 1024, 4096)),
@@ -39,14 +40,30 @@ CONTROLLER = Benchmark(
 )
 PLANS = Benchmark(
     name="plans",
-    title="Planning a call of 1,000,000 rows, and balancing rows over ranks",
-    contenders=(Contender("kapell", f"{_PLANNING}:KapellPlans"),),
-    sizes=CONTROLLER.sizes,
+    title="Planning a call of 1,000,000 rows",
+    contenders=tuple(
+        Contender(kind, f"{_PLANNING}:KapellPlans", {"kind": kind})
+        for kind in ("tensor", "TensorDict", "numpy", "list")
+    ),
+    sizes=tuple({"ranks": ranks} for ranks in (8, 64, 512, 4096)),
     quick_sizes=CONTROLLER.quick_sizes,
-    units={"plan of 1,000,000 rows": "s", "plan by mesh": "s", "balance 4 rows a rank": "s"},
+    units={"plan": "s", "plan by mesh": "s", "plan's memory": "B", "cutting all shards": "s"},
     axis="ranks",
+    rounds=7,
+    warmups=1,
+    bound="Python objects per rank; a list is cut by copying references, everything else by views.",
+)
+BALANCE = Benchmark(
+    name="balance",
+    title="Balancing rows over ranks by their lengths (Karmarkar-Karp, equal sizes)",
+    contenders=(Contender("kapell", f"{_PLANNING}:KapellBalance"),),
+    sizes=({"rows": 1024, "ranks": 8}, {"rows": 16_384, "ranks": 64}, {"rows": 100_000, "ranks": 512}),
+    quick_sizes=({"rows": 1024, "ranks": 8},),
+    units={"balance": "s"},
+    axis="rows",
     rounds=5,
-    bound="Python objects per rank; balancing sorts in a heap.",
+    warmups=1,
+    bound="merging partitions in a heap: rows times ranks.",
 )
 LOCAL = Benchmark(
     name="local",
@@ -58,7 +75,7 @@ LOCAL = Benchmark(
     ),
     sizes=tuple({"workers": workers} for workers in (1, 2, 4, 8)),
     quick_sizes=({"workers": 2}, {"workers": 4}),
-    units={"add": "s", "ping": "s"},
+    units={"add": "s", "ping": "s", "speed of the machine: sum(range(20,000))": "s"},
     axis="workers",
     rounds=9,
     budgets=(
@@ -126,4 +143,4 @@ TINY = Benchmark(
     bound="Ray's actor call, about 0.1 ms of the driver for each, and the workers taking turns on the cores.",
 )
 
-BENCHMARKS = (CONTROLLER, PLANS, LOCAL, TINY)
+BENCHMARKS = (CONTROLLER, PLANS, BALANCE, LOCAL, TINY)

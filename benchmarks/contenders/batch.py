@@ -62,7 +62,7 @@ def _fresh(batch: Any) -> Any:
 class Wire:
     """A batch pickled and read back, by the DataProto in ``module``."""
 
-    def __init__(self, module: str, way: str = "protocol 5", environment: dict[str, str] | None = None) -> None:
+    def __init__(self, module: str, way: str = "default protocol", environment: dict[str, str] | None = None) -> None:
         self._data_proto = importlib.import_module(module).DataProto
         self._way = way
         self._environment = environment or {}
@@ -80,11 +80,20 @@ class Wire:
             for name in self._environment:
                 del os.environ[name]
 
-    def _protocol_5(self) -> Any:
+    def _default_protocol(self) -> Any:
+        return pickle.loads(pickle.dumps(self._batch))
+
+    def _in_stream(self) -> Any:
         return pickle.loads(pickle.dumps(self._batch, protocol=5))
 
     def _out_of_band(self) -> Any:
-        """As a transport does it: the buffers are copied into shared memory, the arrival copies them out."""
+        """What Kapell itself does: nothing is copied by dumps, everything once by loads."""
+        buffers: list[pickle.PickleBuffer] = []
+        data = pickle.dumps(self._batch, protocol=5, buffer_callback=buffers.append)
+        return pickle.loads(data, buffers=buffers)
+
+    def _transport(self) -> Any:
+        """With a transport that copies the buffers once, as into shared memory, before the arrival does."""
         buffers: list[pickle.PickleBuffer] = []
         data = pickle.dumps(self._batch, protocol=5, buffer_callback=buffers.append)
         return pickle.loads(data, buffers=[bytes(buffer) for buffer in buffers])

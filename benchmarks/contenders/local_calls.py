@@ -58,7 +58,11 @@ class PlainCalls:
             pairs = zip(self._workers, self._shards, strict=True)
             return [row for worker, shard in pairs for row in worker.add(shard)]
 
-        return {"add": _processor_seconds(add), "ping": _processor_seconds(lambda: [w.ping() for w in self._workers])}
+        return {
+            "add": _processor_seconds(add),
+            "ping": _processor_seconds(lambda: [worker.ping() for worker in self._workers]),
+            "speed of the machine: sum(range(20,000))": _processor_seconds(lambda: sum(range(20_000))),
+        }
 
 
 def _processor_seconds(call: Callable[[], object]) -> float:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 __all__ = ["PacedLoop"]
 
 
-class LoopEndedError(Exception):
-    """The measurement is over; unwinds the training loop."""
+class LoopEnded(BaseException):
+    """The measurement is over; unwinds the training loop. Not an ``Exception``: no hook may swallow it."""
 
 
 class PacedLoop:
@@ -41,7 +41,7 @@ class PacedLoop:
             self._go.acquire()
             if not self._closing:
                 loop(self._step_done)
-        except LoopEndedError:
+        except LoopEnded:
             pass
         except BaseException as error:
             self._error = error
@@ -52,4 +52,4 @@ class PacedLoop:
         self._done.release()
         self._go.acquire()
         if self._closing:
-            raise LoopEndedError
+            raise LoopEnded

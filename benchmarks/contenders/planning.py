@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from kapell.decorators import Dispatch, GroupShape, MeshLayout, MethodSpec, karmarkar_karp, make_plan, register
 from kapell.protocol import DataProto
 from kapell.workergroup import RankCall, Worker, WorkerGroup, Workers
+from kapell.workergroup.accounting import Ledger
+from kapell.workergroup.sizes import size_of
 
 from .batches import checked
 from .planning_data import make_batch
 
 _TENSOR_PARALLEL = 8
+_NUM_ROWS = 1_000_000
 
 
 class Echo(Worker):
@@ -81,8 +86,32 @@ class KapellCalls:
         }
 
 
+class Accounting:
+    """What the accounting of one call does, alone; part of every call."""
+
+    def prepare(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def round(self) -> dict[str, float]:
+        return {"call with a list, per rank": _thread_seconds(self._account) / self._ranks}
+
+    def _account(self) -> None:
+        record = Ledger().open("role", "method", time.time(), range(self._ranks))
+        for rank in range(self._ranks):
+            record.sending.append(time.time())
+            record.bytes_in[rank] = size_of([1])
+            began = time.perf_counter()
+            record.bytes_out[rank] = size_of([1])
+            record.collect[rank] = time.perf_counter() - began
+        record.sending.append(time.time())
+        record.end()
+
+
 class KapellPlans:
-    """Planning alone, of a million rows, by rank and by a mesh with tensor parallelism; and balancing."""
+    """Planning alone, of a million rows of ``kind``: by rank, by a mesh with tensor parallelism, and cutting."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
 
     def prepare(self, ranks: int) -> None:
         peers = min(_TENSOR_PARALLEL, ranks)
@@ -90,21 +119,41 @@ class KapellPlans:
             tuple(rank // peers for rank in range(ranks)), tuple(rank % peers == 0 for rank in range(ranks))
         )
         self._shape = GroupShape(ranks, meshes={"actor": layout})
-        self._tokens = torch.zeros(1_000_000, 4, dtype=torch.int32)
-        self._ranks = ranks
-        self._lengths = np.random.default_rng(0).integers(100, 8000, 4 * ranks).tolist()
+        tokens = torch.zeros(_NUM_ROWS, 4, dtype=torch.int32)
+        kinds = {
+            "tensor": tokens,
+            "TensorDict": TensorDict({"tokens": tokens}, [_NUM_ROWS]),
+            "numpy": np.zeros(_NUM_ROWS),
+            "list": list(range(_NUM_ROWS)),
+        }
+        self._batch = kinds[self._kind]
+
+    def _plan(self, mode: Any = Dispatch.DP_COMPUTE_PROTO) -> Any:
+        return make_plan("update", MethodSpec(dispatch_mode=mode), self._shape, (self._batch, {"lr": 1e-6}))
 
     def round(self) -> dict[str, float]:
-        def plan(mode: Any) -> Any:
-            return make_plan("update", MethodSpec(dispatch_mode=mode), self._shape, (self._tokens, {"lr": 1e-6}))
-
+        tracemalloc.start()
+        self._plan()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        planned = self._plan()
         return {
-            "plan of 1,000,000 rows": _thread_seconds(lambda: plan(Dispatch.DP_COMPUTE_PROTO)),
-            "plan by mesh": _thread_seconds(lambda: plan(Dispatch.mesh("actor"))),
-            "balance 4 rows a rank": _thread_seconds(
-                lambda: karmarkar_karp(self._lengths, self._ranks, equal_size=True)
-            ),
+            "plan": _thread_seconds(self._plan),
+            "plan by mesh": _thread_seconds(lambda: self._plan(Dispatch.mesh("actor"))),
+            "plan's memory": peak,
+            "cutting all shards": _thread_seconds(lambda: sum(1 for _ in planned.arguments[0].values)),
         }
+
+
+class KapellBalance:
+    """Balancing rows of different lengths over ranks by Karmarkar-Karp, in equal numbers."""
+
+    def prepare(self, rows: int, ranks: int) -> None:
+        self._lengths = np.random.default_rng(0).integers(100, 8000, rows).tolist()
+        self._ranks = ranks
+
+    def round(self) -> dict[str, float]:
+        return {"balance": _thread_seconds(lambda: karmarkar_karp(self._lengths, self._ranks, equal_size=True))}
 
 
 def _thread_seconds(call: Callable[[], object]) -> float:
