@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,13 @@ from .hooks import Hook, RunSummary
 from .objectives import PolicyObjective, ValueObjective
 from .openai_engine import OpenAIEngine
 from .prepare import Prepared, prepare
+from .reward_model import RewardModel, RewardModelWorker, build_reward_model
 from .sampler import Sampling
+from .scoring import Scorer
 from .served_rollout import RolloutServerWorker, ServedRollout
 from .stages import Stages
 from .steps import group_step, ppo_step
+from .tokenizer import load_tokenizer
 from .trainer import Trainer
 from .updates import UpdatePlan
 from .workers import ActorRolloutRefWorker, CriticWorker
@@ -59,7 +64,7 @@ def train(prepared: Prepared, folder: str | Path, *, hooks: Sequence[Hook] = ())
 
 @contextmanager
 def _worker_groups(prepared: Prepared) -> Generator[Mapping[str, WorkerGroup]]:
-    """The roles of the run, all in the same processes, which end with the block."""
+    """The roles of the run, all in the same processes but for a reward model with its own; they end with the block."""
     config, threads = prepared.config, prepared.config.trainer.torch_threads
     tokenizer = prepared.tokenizer
     actor = config.actor_rollout_ref.actor
@@ -93,10 +98,30 @@ def _worker_groups(prepared: Prepared) -> Generator[Mapping[str, WorkerGroup]]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
+    apart: dict[str, ClassWithInitArgs] = {}
+    if (model := config.reward.reward_model).enable:
+        (apart if model.enable_resource_pool else roles)["reward_model"] = _reward_model(prepared)
     with load_backend(config.backend.name)(**config.backend.options) as backend:
         pool = backend.resource_pool([config.trainer.n_gpus_per_node] * config.trainer.nnodes)
         group = backend.worker_group(pool, colocate(roles), role="workers", worker_env=environment)
-        yield group.spawn(roles)
+        groups = dict(group.spawn(roles))
+        for name, worker in apart.items():
+            pool = backend.resource_pool([model.n_gpus_per_node] * model.nnodes)
+            groups[name] = backend.worker_group(pool, worker, role=name, worker_env=environment)
+        yield groups
+
+
+def _reward_model(prepared: Prepared) -> ClassWithInitArgs:
+    model = prepared.config.reward.reward_model
+    own = load_tokenizer(str(model.path)) if model.use_own_tokenizer else None
+    pad_token_id = None if own else prepared.tokenizer.pad_token_id
+    return ClassWithInitArgs(
+        RewardModelWorker,
+        partial(build_reward_model, str(model.path), pad_token_id=pad_token_id),
+        own,
+        micro_batch_size=model.micro_batch_size_per_gpu,
+        torch_threads=prepared.config.trainer.torch_threads,
+    )
 
 
 def _openai_engine(prepared: Prepared) -> OpenAIEngine:
@@ -143,6 +168,13 @@ def _served_rollout(config: Config, groups: Mapping[str, WorkerGroup], folder: s
     return ServedRollout(groups["actor_rollout_ref"], groups["rollout"], weights, reload=reload)
 
 
+def _scorer(prepared: Prepared, groups: Mapping[str, WorkerGroup]) -> Scorer:
+    if "reward_model" not in groups:
+        return prepared.scorer
+    by_text = prepared.config.reward.reward_model.use_own_tokenizer
+    return replace(prepared.scorer, reward_model=RewardModel(groups["reward_model"], by_text=by_text))
+
+
 def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str | Path) -> Stages:
     config = prepared.config
     algorithm, actor, rollout = config.algorithm, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -154,7 +186,7 @@ def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str |
         policy=groups["actor_rollout_ref"],
         critic=groups.get("critic"),
         rollout=_served_rollout(config, groups, folder),
-        scorer=prepared.scorer,
+        scorer=_scorer(prepared, groups),
         samples_per_prompt=rollout.n,
         sampling=_sampling(rollout),
         max_response_length=length,

@@ -40,6 +40,7 @@ __all__ = [
     "PolicyLossConfig",
     "RefConfig",
     "RewardConfig",
+    "RewardModelConfig",
     "RolloutConfig",
     "RolloutServerConfig",
     "SamplingConfig",
@@ -133,6 +134,33 @@ class CustomRewardConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RewardModelConfig:
+    """A reward model: a sequence classifier with one label, in Hugging Face format."""
+
+    enable: bool = False
+    """Score responses with it; alone, or added to ``reward.terms`` and the custom function where they are given."""
+    path: str | None = None
+    """Its folder."""
+    weight: float = 1.0
+    """What its scores are multiplied by."""
+    use_own_tokenizer: bool = False
+    """Give it prompt and response as text, by its own tokenizer and chat template, and not the policy's tokens."""
+    micro_batch_size_per_gpu: int | None = None
+    """Rows per forward pass on each worker. Null: all."""
+    enable_resource_pool: bool = False
+    """Workers of its own, and not those of the other roles."""
+    nnodes: int = 1
+    """Machines of its own workers."""
+    n_gpus_per_node: int = 1
+    """Its own workers on each machine."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "micro_batch_size_per_gpu", "nnodes", "n_gpus_per_node")
+        if self.enable and self.path is None:
+            raise ValueError("enable=true needs path, the folder of the model")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     """How responses are scored."""
 
@@ -141,6 +169,8 @@ class RewardConfig:
     terms: dict[str, Any] = field(default_factory=dict)
     """Several rewards by name, added up: each with a ``type`` (``function``, ``sandbox``, ``remote``), a ``weight`` (1)
     and the options of its type in `kapell.trainer.reward_terms`. Empty: the function above alone."""
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    """A reward model."""
     timeout: float = 60.0
     """Seconds that a function may take for one response."""
     concurrency: int = 16

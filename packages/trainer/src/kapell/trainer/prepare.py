@@ -13,6 +13,7 @@ from .algorithms import Aggregation, KLKind, get_advantage_estimator, get_policy
 from .config import Config
 from .data import PromptDataset, PromptLoader
 from .models import build_policy, build_value_model, load_config_of, new_model_config
+from .reward_model import check_reward_model
 from .reward_terms import build_reward
 from .rows import PromptRow, read_rows
 from .scoring import Scorer
@@ -77,6 +78,8 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
     if config.trainer.total_epochs is not None:
         total_steps = min(total_steps, loader.steps_in(config.trainer.total_epochs))
     sources = list(dict.fromkeys(row.data_source for row in [*train_rows, *val_rows]))
+    if (model := config.reward.reward_model).enable:
+        check_reward_model(str(model.path), vocab_size=None if model.use_own_tokenizer else len(tokenizer))
     policy, critic = _model_builders(config, tokenizer)
     return Prepared(
         config=config,

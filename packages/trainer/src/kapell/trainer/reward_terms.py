@@ -12,6 +12,7 @@ from .config import RewardConfig
 from .remote_reward import RemoteReward
 from .reward import builtin_reward, load_reward_function
 from .reward_functions import FunctionReward, Reward, ThreadedReward
+from .reward_model import ModelReward
 from .reward_sum import RewardSum, RewardTerm
 from .sandbox import SandboxLimits
 
@@ -65,16 +66,18 @@ _TYPES = {"function": FunctionTerm, "sandbox": SandboxTerm, "remote": RemoteTerm
 
 
 def build_reward(config: RewardConfig, data_sources: Sequence[str]) -> RewardSum:
-    """The reward of a run: ``reward.terms``, or else the one function that the other keys name.
+    """The reward of a run: ``reward.terms`` or the one function that the other keys name, and the reward model.
 
     Raises ``ValueError`` for a term that is not right, with its key.
     """
-    custom = config.custom_reward_function
-    fallback = config.fallback_score if config.on_error == "fallback" else None
-    if not config.terms:
-        term = FunctionTerm(path=custom.path, name=custom.name)
-        return RewardSum([RewardTerm("reward", term.build(config, data_sources))], fallback)
-    return RewardSum([_term(name, values, config, data_sources) for name, values in config.terms.items()], fallback)
+    custom, model = config.custom_reward_function, config.reward_model
+    terms = [_term(name, values, config, data_sources) for name, values in config.terms.items()]
+    if custom.path is not None or not (terms or model.enable):
+        function = FunctionTerm(path=custom.path, name=custom.name)
+        terms.append(RewardTerm("reward", function.build(config, data_sources)))
+    if model.enable:
+        terms.append(RewardTerm("reward_model", ModelReward(), model.weight))
+    return RewardSum(terms, config.fallback_score if config.on_error == "fallback" else None)
 
 
 def _term(name: str, values: Any, config: RewardConfig, data_sources: Sequence[str]) -> RewardTerm:

@@ -18,6 +18,7 @@ from kapell.protocol import DataProto
 from .algorithms import Metric
 from .metrics import add_metrics
 from .reward_functions import RewardRows
+from .reward_model import RewardModel
 from .reward_sum import RewardSum, Scores
 
 __all__ = ["Scorer", "decode_responses"]
@@ -34,6 +35,8 @@ class Scorer:
     """The reward."""
     tokenizer: PreTrainedTokenizerBase
     """Decodes responses."""
+    reward_model: RewardModel | None = None
+    """Scores the rows first, where the reward has a term of it."""
 
     def __call__(self, batch: DataProto) -> DataProto:
         """The batch with ``rm_scores`` ``(B, T)``, ``exact_match``, ``reward_components`` ``(B, K)``, the score of each
@@ -42,11 +45,13 @@ class Scorer:
         Numbers in it are averaged as ``reward/<name>``.
         """
         columns = batch.non_tensor_batch
+        solutions = decode_responses(batch, self.tokenizer)
         rows = RewardRows(
             data_sources=columns["data_source"].tolist(),
-            solutions=decode_responses(batch, self.tokenizer),
+            solutions=solutions,
             ground_truths=columns["ground_truth"].tolist(),
             extra_infos=columns["extra_info"].tolist(),
+            model_scores=None if self.reward_model is None else self.reward_model(batch, solutions),
         )
         result = self.reward(rows)
         matches = _matches(result, rows)
