@@ -39,8 +39,8 @@ IMPORTS = Benchmark(
     quick_sizes=({},),
     units={"time": "s", "heavy libraries": "of torch, ray, numpy"},
     axis="",
-    rounds=7,
-    warmups=1,
+    rounds=5,
+    warmups=0,
     budgets=(
         Budget(text="`import kapell.decorators` under 0.1 s", metric="time", size={}, kind="absolute", limit=0.1),
         Budget(

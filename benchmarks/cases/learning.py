@@ -8,7 +8,12 @@ __all__ = ["BENCHMARKS"]
 
 _KAPELL = "benchmarks.contenders.kapell_training:KapellStep"
 _SPEED = "benchmarks.contenders.model_speed"
-_UNITS = {"step": "s", "controller: processor time": "s", "controller: peak memory": "B"}
+_UNITS = {
+    "step": "s",
+    "controller: processor time": "s",
+    "controller: peak memory": "B",
+    "controller: bytes through it": "B",
+}
 _BUNDLED = {"prompts": 64}
 
 GRPO = Benchmark(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import tempfile
@@ -14,6 +15,7 @@ import torch
 from kapell.trainer.build import prepare, train
 from kapell.trainer.config_load import load_config
 from kapell.trainer.hooks import Hook
+from kapell.workergroup import WorkerGroup
 
 from .paced import PacedLoop
 from .task import GROUP, HEADS, HIDDEN_SIZE, LAYERS, RESPONSE_LENGTH
@@ -45,6 +47,7 @@ class KapellStep:
         self._loop: PacedLoop | None = None
         self._hook: StepHook | None = None
         self._folder = tempfile.TemporaryDirectory()
+        self._through = 0
 
     def prepare(self, prompts: int) -> None:
         self.close()
@@ -82,6 +85,7 @@ class KapellStep:
 
         self._loop = PacedLoop(loop)
         self._loop.step()  # starts the workers
+        self._through = _bytes_through_controller()
 
     def round(self) -> dict[str, float]:
         assert self._loop is not None
@@ -93,9 +97,20 @@ class KapellStep:
         if self._backend == "ray":
             numbers["controller: processor time"] = time.process_time() - before
             numbers["controller: peak memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+            through, self._through = self._through, _bytes_through_controller()
+            numbers["controller: bytes through it"] = self._through - through
         return numbers
 
     def close(self) -> None:
         if self._loop is not None:
             self._loop.close()
             self._loop = None
+
+
+def _bytes_through_controller() -> int:
+    """Arguments and results of all calls so far, from the groups' own accounting."""
+    # `train` keeps its groups to itself; the views of one group share its accounting.
+    views = [thing for thing in gc.get_objects() if isinstance(thing, WorkerGroup) and not thing.closed]
+    if not views:
+        return 0
+    return sum(rank.bytes_in + rank.bytes_out for method in views[0].stats().methods for rank in method.ranks)
