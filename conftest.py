@@ -1,0 +1,9 @@
+"""Settings that the tests of all packages share."""
+
+import os
+
+from hypothesis import settings
+
+# No test asserts a time, and a loaded machine must not fail one.
+settings.register_profile("kapell", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("kapell")
