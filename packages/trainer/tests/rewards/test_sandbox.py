@@ -100,7 +100,7 @@ def test_the_folder_is_new_empty_and_removed_afterwards():
 
 
 def test_a_folder_that_refuses_to_be_read_is_removed_too():
-    result = run_python("import os; os.makedirs('a/b'); open('a/b/c', 'w'); os.chmod('a', 0); print(os.getcwd())")
+    result = run_python("import os; os.mkdir('a'); open('a/c', 'w'); os.mkdir('a/b', 0); print(os.getcwd())")
     assert not Path(result.stdout.strip()).exists()
 
 
@@ -117,6 +117,26 @@ def test_files_of_the_system_and_of_the_user_cannot_be_read(tmp_path):
         result = run_python(f"print(open({path!r}).read())")
         assert "PermissionError" in result.stderr
         assert "token" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["chmod(path, 0o777)", "utime(path)", "chown(path, 0, 0)", "setxattr(path, 'user.a', b'b')", "truncate(path, 0)"],
+)
+def test_files_outside_keep_their_modes_times_and_contents(tmp_path, call):
+    target = tmp_path / "file"
+    target.write_text("kept")
+    target.chmod(0o600)
+    before = target.stat()
+    assert "Error" in run_python(f"import os; path = {str(target)!r}; os.{call}").stderr
+    assert target.stat() == before
+    assert target.read_text() == "kept"
+
+
+@pytest.mark.parametrize("call", ["os.memfd_create('a')", "ctypes.CDLL(None, use_errno=True).shmget(1, 4096, 0o1600)"])
+def test_memory_that_no_limit_counts_cannot_be_had(call):
+    result = run_python(f"import ctypes, os; print({call})")
+    assert result.stdout == "-1\n" or "PermissionError" in result.stderr
 
 
 def test_the_environment_is_empty_and_the_parents_cannot_be_read(monkeypatch):

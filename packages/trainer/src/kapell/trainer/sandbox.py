@@ -6,17 +6,19 @@ with an empty environment and nothing on its standard input but what is given. B
 - limits its CPU time, memory, open files and the size of a file (``setrlimit``, which nothing can raise again);
 - on Linux gives up all capabilities, and, where the system allows it without privileges, enters empty user, network and
   IPC namespaces;
-- loses the network, other processes and threads, and signals to others (a seccomp filter);
+- loses the network, other processes and threads, signals to others, and the modes, owners and times of files (a
+  seccomp filter);
 - loses all files but its own folder and, for reading, Python's library and shared objects (Landlock).
 
 The caller reads at most ``max_output`` bytes, and ends the whole process group at the time limit. Where the system
 cannot close network, files and processes, nothing is run, unless the limits say ``allow_weaker``.
 
-What this does **not** protect against: a hole in the kernel or the CPU (for an adversary's code with time to spare, use
-a virtual machine); side channels such as timing; a disk filled by many small files while the code runs; slowing down
-its neighbours for ``seconds``; learning the machine's name, the kernel's version, or what Python's and the system's
-library folders hold. System calls that are not on the list in `kapell.trainer.sandbox_child` are allowed. On a system
-other than Linux only the limits, the clean environment and the empty folder remain, so that it needs ``allow_weaker``.
+What this does **not** protect against: a hole in the kernel or the CPU (for an adversary's code with time to spare,
+use a virtual machine); side channels such as timing; a disk filled by many small files while the code runs; slowing
+down its neighbours for ``seconds``; learning the machine's name, the kernel's version, or what Python's and the
+system's library folders hold; seeing whether a path exists, its size and its times. System calls that are not on the
+list in `kapell.trainer.sandbox_child` are allowed. On a system other than Linux only the limits, the clean environment
+and the empty folder remain, so that it needs ``allow_weaker``.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ _LANDLOCK_NO_TCP, _LANDLOCK_NO_SIGNALS = 0b11, 0b11  # bind and connect; abstrac
 _CAPABILITY_VERSION_3 = 0x20080522
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
-# Processes and threads, programs, sockets (io_uring makes them too), other processes' memory, signals to others, and
-# namespaces, in which a process would get back the rights it gave up.
+# Processes and threads, programs, sockets (io_uring makes them too), other processes' memory, signals to others;
+# namespaces, in which a process would get back the rights it gave up; modes, owners, times and attributes of files,
+# over which Landlock has no say; and memory that no limit counts or that outlives the process.
 _FORBIDDEN_CALLS = {
     "x86_64": {
         *(56, 57, 58, 435),  # clone, fork, vfork, clone3
@@ -43,6 +44,10 @@ _FORBIDDEN_CALLS = {
         *(101, 310, 311, 438),  # ptrace, process_vm_readv, process_vm_writev, pidfd_getfd
         *(62, 200, 234, 424, 129, 297),  # kill, tkill, tgkill, pidfd_send_signal, rt_sigqueueinfo, rt_tgsigqueueinfo
         *(272, 308, 165, 298, 321, 323, 250),  # unshare, setns, mount, perf_event_open, bpf, userfaultfd, keyctl
+        *(90, 91, 268, 452, 92, 93, 94, 260),  # chmod, fchmod, fchmodat, fchmodat2, chown, fchown, lchown, fchownat
+        *(132, 235, 261, 280),  # utime, utimes, futimesat, utimensat
+        *(188, 189, 190, 197, 198, 199, 463, 466),  # setxattr, l-, f-, removexattr, l-, f-, setxattrat, removexattrat
+        *(29, 64, 68, 240, 319),  # shmget, semget, msgget, mq_open, memfd_create
     },
     "aarch64": {
         *(220, 435),
@@ -51,6 +56,10 @@ _FORBIDDEN_CALLS = {
         *(117, 270, 271, 438),
         *(129, 130, 131, 424, 138, 240),
         *(97, 268, 40, 241, 280, 282, 219),
+        *(52, 53, 452, 54, 55),
+        *(88,),
+        *(5, 6, 7, 14, 15, 16, 463, 466),
+        *(194, 190, 186, 180, 279),
     },
 }
 
