@@ -5,14 +5,11 @@ import pickle
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kapell.protocol import DataProto
 from kapell.protocol import tensordict_utils as tu
-
-settings.register_profile("kapell", deadline=None, max_examples=40)
-settings.load_profile("kapell")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.uint8, torch.uint16]
 CELLS = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.floats(), st.lists(st.integers(), max_size=2))
