@@ -37,7 +37,7 @@ def pool(backend):
 @pytest.fixture
 def lose_worker():
     def lose(group, rank):
-        os.kill(ray.get(group.workers[rank].facts.remote()).pid, signal.SIGKILL)
+        os.kill(group.processes[rank].pid, signal.SIGKILL)
         deadline = time.monotonic() + 10
         while group.is_alive()[rank] and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -39,6 +39,15 @@ def start(address, ending):
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def pids_of(program):
+    """The line with the workers' process ids; Ray may print lines of its own before."""
+    for line in program.stdout:
+        words = line.split()
+        if len(words) == 2 and all(word.isdigit() for word in words):
+            return [int(word) for word in words]
+    raise AssertionError(program.communicate()[1])
+
+
 def runs(pid):
     """Whether the process is there and not merely waiting to be reaped."""
     try:
@@ -58,8 +67,7 @@ def wait_until(condition, seconds=20):
 def test_a_controller_that_fails_or_is_interrupted_leaves_nothing(backend, cluster, ending):
     free = ray.available_resources()["CPU"]
     program = start(cluster.address, ending)
-    pids = [int(pid) for pid in program.stdout.readline().split()]
-    assert len(pids) == 2
+    pids = pids_of(program)
     if "sleep" in ending:
         time.sleep(0.5)
         program.send_signal(signal.SIGINT)
@@ -73,7 +81,7 @@ def test_a_controller_that_fails_or_is_interrupted_leaves_nothing(backend, clust
 def test_a_ray_started_by_the_backend_goes_with_it_and_its_shared_memory_too():
     before = set(os.listdir("/dev/shm"))
     program = start("local", "backend.close()")
-    pids = [int(pid) for pid in program.stdout.readline().split()]
+    pids = pids_of(program)
     _, errors = program.communicate(timeout=60)
     assert program.returncode == 0, errors
     assert wait_until(lambda: not any(map(runs, pids)))

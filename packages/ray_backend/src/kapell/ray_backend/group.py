@@ -12,6 +12,7 @@ import ray
 from kapell.workergroup import ClassWithInitArgs, PendingCall, WorkerGroup, colocated_roles
 
 from .classes import RayClassWithInitArgs
+from .host import HostFacts
 from .pending import pending_call
 from .pools import RayResourcePool
 from .starting import Beside, GroupStart, Starter
@@ -128,7 +129,6 @@ class RayWorkerGroup(WorkerGroup):
             role=role,
             facts=[facts[position] for position in order],
             names=names,
-            namespace=namespace,
             owned=False,
         )
         self._become(workers, cls_with_init, role, timeout)
@@ -168,6 +168,11 @@ class RayWorkerGroup(WorkerGroup):
     def workers(self) -> list[Any]:
         """The actor handles by rank."""
         return list(self._ray_workers.actors)
+
+    @property
+    def processes(self) -> list[HostFacts]:
+        """Where each rank's process is: node, address, process id, devices."""
+        return self._ray_workers.facts
 
     @property
     def worker_names(self) -> list[str]:

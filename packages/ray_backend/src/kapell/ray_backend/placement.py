@@ -23,17 +23,20 @@ _REPORT_EVERY = 10.0  # seconds between two lines about a pool that waits
 class PlacementTimeoutError(TimeoutError):
     """The cluster could hold the pool but did not have it free in time. Nothing of it stays reserved."""
 
-    def __init__(self, waited: float, num_ready: int, request: PoolRequest, nodes: Sequence[NodeResources]) -> None:
-        super().__init__(waited, num_ready, request, tuple(nodes))
+    def __init__(
+        self, waited: float, num_ready: int, request: PoolRequest, nodes: Sequence[NodeResources], free: str
+    ) -> None:
+        super().__init__(waited, num_ready, request, tuple(nodes), free)
         self.waited = waited
         self.num_ready = num_ready
         self.request = request
         self.nodes = tuple(nodes)
+        self.free = free
 
     def __str__(self) -> str:
         return (
             f"after {self.waited:.0f} s {self.num_ready} of {len(self.request.process_on_nodes)} nodes are reserved "
-            f"for the pool; others use the cluster: close their pools, or wait longer (timeout=)\n"
+            f"for the pool; others use the cluster (free: {self.free}): close their pools, or wait longer (timeout=)\n"
             f"{tables(self.request, self.nodes)}"
         )
 
@@ -59,17 +62,21 @@ def place(
         check_placeable(request, cluster_nodes())
     # Unique names: leftovers of another run, or a second try in this one, must not collide.
     unique = f"{name}-{uuid4().hex[:8]}"
+    sizes = request.process_on_nodes
+    start = time.monotonic()
     groups: dict[int, PlacementGroup] = {}
     try:
-        # Largest first: Ray takes them in turn, and a small entry could take the only node that holds a large one.
-        for index in sorted(range(len(request.process_on_nodes)), key=lambda index: -request.process_on_nodes[index]):
-            groups[index] = placement_group(
-                [dict(request.bundle) for _ in range(request.process_on_nodes[index])],
-                strategy=request.strategy,
-                name=f"{unique}-{index}",
-                lifetime="detached" if detached else None,
-            )
-        _wait(list(groups.values()), request, timeout)
+        # Large entries first, and smaller ones when those are reserved: a small one could take the only node that holds
+        # a large one, and the pool would then wait for itself.
+        for size in sorted(set(sizes), reverse=True):
+            for index in [index for index, count in enumerate(sizes) if count == size]:
+                groups[index] = placement_group(
+                    [dict(request.bundle) for _ in range(size)],
+                    strategy=request.strategy,
+                    name=f"{unique}-{index}",
+                    lifetime="detached" if detached else None,
+                )
+            _wait(list(groups.values()), request, deadline=start + timeout, start=start)
         return _ordered([groups[index] for index in range(len(groups))], request)
     except BaseException:  # Ctrl-C while waiting leaves no reservation either
         release(list(groups.values()))
@@ -82,27 +89,27 @@ def release(groups: Sequence[PlacementGroup]) -> None:
         remove_placement_group(group)
 
 
-def _wait(groups: Sequence[PlacementGroup], request: PoolRequest, timeout: float) -> None:
-    start = time.monotonic()
-    reported = start
-    pending = list(groups)
-    while pending:
-        # Ray counts whole seconds here; it returns as soon as the group is ready.
+def _wait(groups: Sequence[PlacementGroup], request: PoolRequest, *, start: float, deadline: float) -> None:
+    reported = time.monotonic()
+    # Ray counts whole seconds here; it returns as soon as the group is ready.
+    while pending := [group for group in groups if not group.wait(0)]:
         if pending[0].wait(1):
-            pending.pop(0)
             continue
         now = time.monotonic()
         num_ready = len(groups) - len(pending)
-        if now - start >= timeout:
-            raise PlacementTimeoutError(now - start, num_ready, request, cluster_nodes())
+        if now >= deadline:
+            raise PlacementTimeoutError(now - start, num_ready, request, cluster_nodes(), _free(request))
         if now - reported >= _REPORT_EVERY:
             reported = now
-            free = ray.available_resources()
-            left = ", ".join(f"{free.get(resource, 0):g} {resource}" for resource in request.bundle)
             logger.warning(
                 "waiting %.0f s for a pool on %d nodes: %d reserved; free in the cluster: %s; asked per process: %s",
-                now - start, len(groups), num_ready, left, dict(request.bundle),
+                now - start, len(request.process_on_nodes), num_ready, _free(request), dict(request.bundle),
             )  # fmt: skip
+
+
+def _free(request: PoolRequest) -> str:
+    free = ray.available_resources()
+    return ", ".join(f"{free.get(resource, 0):g} {resource}" for resource in request.bundle)
 
 
 def _ordered(groups: Sequence[PlacementGroup], request: PoolRequest) -> list[PlacementGroup]:

@@ -23,7 +23,7 @@ __all__ = ["Inline", "RayWorkers", "pack_argument"]
 _INLINE_BYTES = 64 * 1024  # below Ray's own limit of 100 kB, from where on it would put the argument for each rank anew
 _PLAIN = (bool, int, float, type(None))
 _SHORT = 1024  # characters: Ray sends such a string as fast as its pickle
-_BUSY_AFTER_SECONDS = 1.0  # a dead process is known at once, an idle one answers in milliseconds
+_BUSY_AFTER_SECONDS = 0.3  # a dead process is known at once, an idle one answers in milliseconds
 
 
 class RayWorkers(Workers[ray.ObjectRef]):
@@ -36,7 +36,6 @@ class RayWorkers(Workers[ray.ObjectRef]):
         role: str,
         facts: Sequence[HostFacts] = (),
         names: Sequence[str] = (),
-        namespace: str | None = None,
         envs: Sequence[Mapping[str, str]] = (),
         pool: RayResourcePool | None = None,
         owned: bool = True,
@@ -47,11 +46,11 @@ class RayWorkers(Workers[ray.ObjectRef]):
         self._role = role
         self._facts = list(facts)
         self.names = list(names)
-        self._namespace = namespace
         self._envs = list(envs)
         self.pool = pool  # keeps the reservation's owner alive
         self._owned = owned
         self._restart = restart
+        self._questions: dict[int, ray.ObjectRef] = {}  # whether a rank lives, one at a time
         if on_close is not None:
             weakref.finalize(self, on_close)  # a group that is forgotten gives its places back too
         self._on_close = on_close
@@ -102,16 +101,13 @@ class RayWorkers(Workers[ray.ObjectRef]):
             return None
 
     def is_alive(self, rank: int) -> bool:
-        """Whether Ray still knows the actor by its name; one without a name is asked, and may be too busy to answer."""
-        if self.names:
-            try:
-                ray.get_actor(self.names[rank], namespace=self._namespace)
-            except ValueError:
-                return False
-            return True
-        done, _ = ray.wait([self.actors[rank].facts.remote()], timeout=_BUSY_AFTER_SECONDS)
+        """Whether the process is there: Ray fails a question to a dead one at once; a busy one leaves it unanswered."""
+        asked = self._questions.get(rank)
+        if asked is None or ray.wait([asked], timeout=0)[0]:
+            asked = self._questions[rank] = self.actors[rank].facts.remote()
+        answered, _ = ray.wait([asked], timeout=_BUSY_AFTER_SECONDS)
         try:
-            ray.get(done)
+            ray.get(answered)
         except RayError:
             return False
         return True
@@ -121,6 +117,7 @@ class RayWorkers(Workers[ray.ObjectRef]):
         if self._restart is None:
             raise RuntimeError(f"group {self._role!r} is attached to workers of another program; restart them there")
         ray.kill(self.actors[rank], no_restart=True)
+        self._questions.pop(rank, None)
         self.actors[rank], self._facts[rank], self.names[rank] = self._restart(rank)
 
     def close(self) -> None:
