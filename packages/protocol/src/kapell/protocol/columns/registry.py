@@ -113,14 +113,16 @@ def join(columns: Sequence[Any], name: str) -> Any:
     """Join columns row after row. Pieces without rows don't take part unless all are so."""
     if len(columns) == 1:
         return columns[0]
-    pieces = [column for column in columns if num_rows(column)] or list(columns[:1])
-    kinds = {kind.name: kind for kind in map(kind_of, pieces)}
+    found = [(column, kind_of(column)) for column in columns]
+    found = [(column, kind) for column, kind in found if kind.num_rows(column)] or found[:1]
+    kinds = {kind.name: kind for _, kind in found}
+    pieces = [column for column, _ in found]
     try:
         wider = _WIDER.get(frozenset(kinds))
         if wider is not None:
             return kinds[wider].join(pieces)
         require_one("kind", sorted(kinds))
-        return kind_of(pieces[0]).join(pieces)
+        return found[0][1].join(pieces)
     except (ValueError, TypeError) as error:
         raise type(error)(f"cannot join column {name!r}: {error}") from error
 
