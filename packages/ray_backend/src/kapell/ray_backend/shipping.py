@@ -51,13 +51,20 @@ def pack(value: Any, *, references: bool = False) -> Packed:
 
     Raises `HoldsReferencesError` for a value with Ray references inside, unless Ray itself is asking (``references``).
     """
-    if _WIRE in sys.modules:
-        value = sys.modules[_WIRE].pack(value)  # a whole container at once shares memory that appears twice
     stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
-    pickler.references = references
-    pickler.dump(value)
+    if _WIRE in sys.modules:
+        # A whole container at once shares memory that appears twice.
+        value, plain = sys.modules[_WIRE].pack(value), is_borrowable(value)
+    else:
+        plain = False
+    if plain:
+        # Nothing of the user's inside: no class needs a look at whether workers can import it.
+        pickle.Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    else:
+        pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
+        pickler.references = references
+        pickler.dump(value)
     return Packed(stream.getvalue(), "torch" in sys.modules, buffers)
 
 
