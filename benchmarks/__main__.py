@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks [NAME ...] [--quick] [--docs]``."""
+"""The command line: ``python -m benchmarks [NAME ...] [--quick] [--rounds N] [--docs]``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="which; all when none is named")
     parser.add_argument("--list", action="store_true", help="show the names")
     parser.add_argument("--quick", action="store_true", help="few rounds at small sizes, to see that everything runs")
+    parser.add_argument("--rounds", type=int, help="measured rounds, instead of each benchmark's own number")
     parser.add_argument("--docs", action="store_true", help=f"write the last full results into {DOCUMENT.name}")
     options = parser.parse_args()
     by_name = {benchmark.name: benchmark for benchmark in BENCHMARKS}
@@ -35,7 +36,7 @@ def main() -> int:
         parser.error(f"no benchmark {', '.join(unknown)}; known: {', '.join(by_name)}")
     if not (options.docs and not options.names):
         for name in options.names or by_name:
-            _run(by_name[name], quick=options.quick)
+            _run(by_name[name], quick=options.quick, rounds=options.rounds)
     if options.docs:
         latest = load_latest()
         write_document(BENCHMARKS, latest)
@@ -45,9 +46,11 @@ def main() -> int:
     return 0
 
 
-def _run(benchmark: Benchmark, *, quick: bool) -> None:
+def _run(benchmark: Benchmark, *, quick: bool, rounds: int | None) -> None:
     print(f"\n== {benchmark.name}: {benchmark.title}", flush=True)
-    result = run_benchmark(benchmark, quick=quick, say=lambda text: print(f"   {text}", file=sys.stderr, flush=True))
+    result = run_benchmark(
+        benchmark, quick=quick, rounds=rounds, say=lambda text: print(f"   {text}", file=sys.stderr, flush=True)
+    )
     print(markdown(benchmark, result), flush=True)
     missed = [verdict for verdict in verdicts(benchmark, result) if verdict.met is False]
     for verdict in missed:

@@ -151,13 +151,15 @@ class Result:
         return slope
 
 
-def run_benchmark(benchmark: Benchmark, *, quick: bool, say: Callable[[str], None]) -> Result:
+def run_benchmark(
+    benchmark: Benchmark, *, quick: bool, say: Callable[[str], None], rounds: int | None = None
+) -> Result:
     """Measure all contenders. One that fails is left out from then on, and named in ``missing``."""
     result = Result(
         benchmark=benchmark.name,
         machine=describe_machine(),
         versions={},
-        rounds=3 if quick else benchmark.rounds,
+        rounds=rounds or (3 if quick else benchmark.rounds),
         quick=quick,
     )
     began = time.perf_counter()
