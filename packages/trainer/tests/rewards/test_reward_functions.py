@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -128,6 +130,32 @@ def test_an_endless_loop_ends_at_the_limit():
     assert time.monotonic() - started < 60
     with pytest.raises(RewardTimeoutError, match=r"more than 0\.2 s for row 1"):
         total(function, rows_of("a", "hang"), timeout=0.2)
+
+
+def test_a_pattern_that_backtracks_forever_ends_at_the_limit():
+    pattern = re.compile(r"(a+)+$")
+    with pytest.raises(RewardTimeoutError, match="row 0"):
+        total(lambda *_: bool(pattern.match("a" * 40 + "b")), rows_of("x"), timeout=0.2)
+
+
+def test_outside_the_main_thread_the_limit_holds_too():
+    stop = threading.Event()
+
+    def function(data_source, solution, truth, extra):
+        if solution == "hang":
+            stop.wait(60)
+        if solution == "late":
+            raise TimeoutError("of a connection")
+        return 1.0
+
+    reward = FunctionReward(function=function, timeout=0.2)
+    with ThreadPoolExecutor(1) as pool:
+        outcomes = pool.submit(lambda: list(reward(rows_of("a", "hang", "late", "b")))).result(60)
+    stop.set()
+    assert outcomes[0] == outcomes[3] == RowScore(1.0)
+    assert isinstance(outcomes[1], RewardTimeoutError)
+    assert "TimeoutError: of a connection" in str(outcomes[2])
+    assert not isinstance(outcomes[2], RewardTimeoutError)
 
 
 def test_the_clock_stands_still_between_rows():

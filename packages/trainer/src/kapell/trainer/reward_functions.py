@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
 from typing import Any, Protocol
 
 from .reward import RewardError, RewardFunction, RewardTimeoutError
+from .time_limit import TimeIsUp, within
 
 __all__ = ["FunctionReward", "Outcome", "Reward", "RewardRows", "RowScore", "ThreadedReward", "read_score"]
 
@@ -77,8 +76,8 @@ class Reward(Protocol):
 class FunctionReward:
     """Calls a function row by row.
 
-    A plain function runs one row at a time and is interrupted by a signal, which needs the main thread of a Unix
-    process; elsewhere it has no time limit. An async function runs on an event loop in a thread of its own,
+    A plain function runs one row at a time. At its limit a signal interrupts it in the main thread of a Unix process;
+    elsewhere it is left behind in a thread of its own. An async function runs on an event loop in a thread of its own,
     ``concurrency`` rows at once; one that blocks that loop is found out, and each row it leaves behind is a
     `RewardTimeoutError`.
     """
@@ -192,10 +191,8 @@ def _is_async(function: Callable[..., Any]) -> bool:
 def _outcome(rows: RewardRows, row: int, call: Callable[[], Any], timeout: float | None = None) -> Outcome:
     place = rows.place(row)
     try:
-        with _time_limit(timeout):
-            returned = call()
-        return read_score(returned, place)
-    except _TimeIsUp as error:
+        return read_score(within(timeout, call), place)
+    except TimeIsUp as error:
         return RewardTimeoutError(_too_long(error.seconds, place))
     except Exception as error:
         return _failure(error, place)
@@ -230,32 +227,3 @@ class _Loop:
             cls._current = None
             return False
         return True
-
-
-class _TimeIsUp(BaseException):
-    """Raised inside the reward function; not an Exception, so that its own handlers let it pass."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self.seconds = seconds
-
-
-@contextmanager
-def _time_limit(seconds: float | None) -> Generator[None]:
-    """Raise `_TimeIsUp` in the block after so many seconds, where a signal can."""
-    if seconds is None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-    limit = seconds
-
-    def ring(_number: int, _frame: Any) -> None:
-        raise _TimeIsUp(limit)
-
-    previous_handler = signal.signal(signal.SIGALRM, ring)
-    previous_timer = signal.setitimer(signal.ITIMER_REAL, limit)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous_handler)
-        signal.setitimer(signal.ITIMER_REAL, *previous_timer)
