@@ -101,7 +101,12 @@ def line_chart(series: Sequence[Series], label: str) -> str:
         "low": axes.x_low,
         "high": axes.x_high,
         "lines": [
-            {"name": line.name, "color": line.color, "points": [[x, float(f"{y:.6g}")] for x, y in line.points]}
+            {
+                "name": line.name,
+                "color": line.color,
+                "dashed": line.dashed,
+                "points": [[x, float(f"{y:.6g}")] for x, y in line.points],
+            }
             for line in drawn
         ],
     }

@@ -22,8 +22,9 @@ for (const svg of document.querySelectorAll("svg[data-chart]")) {
     for (const [line, point] of shown) {
       const row = document.createElement("div");
       const key = document.createElement("span");
-      key.className = `key c${line.color}`;
-      row.append(key, `${line.name}  ${Number(point[1].toPrecision(5))}`);
+      key.className = `key c${line.color}${line.dashed ? " dashed" : ""}`;
+      const elsewhere = point[0] === closest[0] ? "" : ` at step ${point[0]}`;
+      row.append(key, `${line.name}: ${Number(point[1].toPrecision(5))}${elsewhere}`);
       tip.append(row);
     }
     tip.style.visibility = "visible";
