@@ -105,6 +105,7 @@ def test_the_fallback_follows_the_configuration():
         ({"type": "sandbox", "seconds": "3"}, r"reward\.terms\.a\.seconds: expected float, got '3'"),
         ({"type": "sandbox", "concurrency": True}, r"reward\.terms\.a\.concurrency: expected int, got True"),
         ({"type": "sandbox", "seconds": -1}, r"reward\.terms\.a: seconds must be above 0"),
+        ({"type": "sandbox", "memory_mb": 1}, r"reward\.terms\.a: memory must be at least"),
         ({"type": "remote"}, r"reward\.terms\.a: .*url"),
         ({"type": "remote", "url": "localhost"}, r"reward\.terms\.a: url must start with http"),
         ({"type": "function", "weight": "1"}, r"reward\.terms\.a\.weight: expected float"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kapell.trainer import sandbox_child
-from kapell.trainer.sandbox import SandboxLimits, SandboxUnavailableError, run_python
+from kapell.trainer.sandbox import SandboxLimits, SandboxStartError, SandboxUnavailableError, run_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can confine a process without privileges")
 
@@ -231,9 +231,19 @@ def test_nothing_runs_where_the_system_cannot_confine_it(monkeypatch, tmp_path):
     assert run_python("print('ran')", limits=SandboxLimits(allow_weaker=True)).stdout == "ran\n"
 
 
+def test_a_process_that_cannot_start_is_an_error_and_not_the_codes_failure(monkeypatch, tmp_path):
+    broken = tmp_path / "child.py"
+    broken.write_text("raise SystemExit('no such thing')")
+    monkeypatch.setattr(sandbox_child, "__file__", str(broken))
+    with pytest.raises(SandboxStartError, match="ended with status 1 before the code ran: no such thing"):
+        run_python("print(1)")
+
+
 def test_limits_must_be_positive():
     with pytest.raises(ValueError, match="seconds must be above 0, got 0"):
         SandboxLimits(seconds=0)
+    with pytest.raises(ValueError, match="memory must be at least"):
+        SandboxLimits(memory=2**20)
 
 
 def _num_processes() -> int:

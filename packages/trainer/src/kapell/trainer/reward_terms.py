@@ -14,7 +14,7 @@ from .reward import builtin_reward, load_reward_function
 from .reward_functions import FunctionReward, Reward, ThreadedReward
 from .reward_model import ModelReward
 from .reward_sum import RewardSum, RewardTerm
-from .sandbox import SandboxLimits
+from .sandbox import SandboxLimits, SandboxStartError, SandboxUnavailableError, run_python
 
 __all__ = ["FunctionTerm", "RemoteTerm", "SandboxTerm", "build_reward"]
 
@@ -50,6 +50,10 @@ class SandboxTerm:
     def build(self, config: RewardConfig, data_sources: Sequence[str]) -> Reward:
         """The reward."""
         limits = SandboxLimits(seconds=self.seconds, memory=self.memory_mb * 2**20, allow_weaker=self.allow_weaker)
+        try:
+            run_python("", limits=limits)  # a system that cannot do it should say so before the first step
+        except (SandboxUnavailableError, SandboxStartError) as error:
+            raise ValueError(str(error)) from error
         return ThreadedReward(function=CodeReward(limits=limits), concurrency=self.concurrency)
 
 

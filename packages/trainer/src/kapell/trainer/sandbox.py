@@ -41,12 +41,14 @@ from typing import IO, Literal, cast
 
 from . import sandbox_child
 
-__all__ = ["SandboxLimits", "SandboxResult", "SandboxUnavailableError", "run_python"]
+__all__ = ["SandboxLimits", "SandboxResult", "SandboxStartError", "SandboxUnavailableError", "run_python"]
 
 _CLOSED = ("files", "network", "processes")
 _READ_SIZE = 65536
 _START_SECONDS = 30.0  # for the interpreter's start on a busy machine; the code's own time counts from there
 _MAX_OPEN_FILES = 32
+_SHOWN_ERROR = 500
+_MIN_MEMORY = 64 * 2**20  # bare Python maps about 30 MB
 
 
 class SandboxUnavailableError(RuntimeError):
@@ -61,6 +63,10 @@ class SandboxUnavailableError(RuntimeError):
             f"this system cannot keep sandboxed code from: {', '.join(self.missing)} (Linux 5.13 or newer with seccomp "
             "and Landlock can); run it in a virtual machine and set allow_weaker there"
         )
+
+
+class SandboxStartError(RuntimeError):
+    """The sandbox's own process failed before the code ran, so that nothing is known about the code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +88,8 @@ class SandboxLimits:
         for name in ("seconds", "memory", "max_output", "max_file"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.memory < _MIN_MEMORY:
+            raise ValueError(f"memory must be at least {_MIN_MEMORY} bytes for the interpreter, got {self.memory}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +118,8 @@ def run_python(
     """Run ``code`` as a program, then evaluate each expression of ``calls`` in its namespace.
 
     Answers are what the code's process says they are: trust them as you trust a printed line. Raises
-    `SandboxUnavailableError` where the system cannot confine it.
+    `SandboxUnavailableError` where the system cannot confine it, and `SandboxStartError` where its process fails by
+    itself.
 
     >>> run_python("def double(x): return 2 * x", calls=["double(21)"]).answers
     [{'value': '42'}]
@@ -152,9 +161,12 @@ def run_python(
     finally:
         _remove(folder)
     lines, stdout, stderr = (bytes(content).decode("utf-8", "replace") for content in received.values())
-    first, *rest = lines.splitlines() or [""]
-    closed = tuple(json.loads(first)["closed"]) if first else ()
-    if missing := [name for name in required if first and name not in closed]:
+    if "\n" not in lines:  # not the code's fault: its process tells what it has closed before it runs anything
+        how = "did not start in time" if stopped else f"ended with status {process.returncode} before the code ran"
+        raise SandboxStartError(f"the sandbox's process {how}: {stderr.strip()[-_SHOWN_ERROR:]}")
+    first, *rest = lines.splitlines()
+    closed = tuple(json.loads(first)["closed"])
+    if missing := [name for name in required if name not in closed]:
         raise SandboxUnavailableError(missing)
     return SandboxResult(
         ended=stopped or ("signal" if process.returncode < 0 else "exit"),
