@@ -32,6 +32,15 @@ def test_program_with_busy_workers_ends_with_its_error():
     assert "the controller fails" in done.stderr
 
 
+def test_program_that_ends_lets_a_short_call_finish():
+    # Cut off in C++ code, such as torch's, a thread would take the whole process down with SIGABRT.
+    program = PROGRAM.replace("time.sleep(600)", "print('begun'); time.sleep(0.5); print('finished')")
+    program = program.replace("raise", "time.sleep(0.2)\nraise")
+    done = subprocess.run([sys.executable, "-u", "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout.count("begun") == done.stdout.count("finished") == 2
+
+
 @pytest.mark.parametrize("mode", ["serial", "threads"])
 def test_closing_leaves_no_thread(mode):
     before = set(threading.enumerate())

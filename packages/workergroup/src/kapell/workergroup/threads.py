@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
+from weakref import WeakSet
 
 from .answering import CallRunner
 from .errors import BusyRank, CallTimeoutError, LostWorker
@@ -19,6 +21,7 @@ __all__ = ["ThreadWorkers"]
 
 _START_SECONDS = 1800.0  # for the constructors: loading a large model takes minutes
 _FAILURE_GRACE_SECONDS = 1.0  # when one constructor fails, others often fail alike a moment later
+_EXIT_SECONDS = 5.0  # how long a program that ends waits for calls under way
 
 _Job = tuple[Answer, Callable[..., Any], tuple[Any, ...]]
 
@@ -107,6 +110,7 @@ class ThreadWorkers(LocalWorkers):
                 target=self._serve, args=(rank, line), name=f"{self._role}-rank-{rank}", daemon=True
             )
             line.thread.start()
+            _running.add(line)
         line.jobs.put((answer, function, args))
         return answer
 
@@ -142,6 +146,21 @@ class _Line:
         self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self.unanswered: set[Answer] = set()
         self.thread: threading.Thread | None = None
+
+
+_running: WeakSet[_Line] = WeakSet()
+
+
+@atexit.register
+def _let_calls_end() -> None:
+    """Python ends daemon threads where they are; in C++ code, such as torch's, that would abort the process."""
+    deadline = time.monotonic() + _EXIT_SECONDS
+    lines = list(_running)
+    for line in lines:
+        line.jobs.put(None)
+    for line in lines:
+        if line.thread is not None:
+            line.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _bounded(timeout: float | None) -> float | None:
