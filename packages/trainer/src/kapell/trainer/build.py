@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from kapell.workergroup import ClassWithInitArgs, WorkerGroup, colocate, load_backend
 
-from .algorithms import AdaptiveKLController, FixedKLController, KLController, get_advantage_estimator, options_of
+from .algorithms import AdaptiveKLController, FixedKLController, KLController
+from .choices import advantage_options, policy_loss_options
 from .config import ActorConfig, Config, CriticConfig, KLControlConfig, SamplingConfig
 from .hooks import Hook, RunSummary
 from .objectives import PolicyObjective, ValueObjective
@@ -179,9 +179,6 @@ def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str |
     config = prepared.config
     algorithm, actor, rollout = config.algorithm, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     length = config.data.max_response_length
-    known_options = options_of(get_advantage_estimator(algorithm.adv_estimator))
-    options: dict[str, Any] = {"gamma": algorithm.gamma, "lam": algorithm.lam, "norm_scope": algorithm.norm_scope}
-    options["component_weights"] = [term.weight for term in prepared.scorer.reward.terms]
     return Stages(
         policy=groups["actor_rollout_ref"],
         critic=groups.get("critic"),
@@ -191,15 +188,10 @@ def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str |
         sampling=_sampling(rollout),
         max_response_length=length,
         adv_estimator=algorithm.adv_estimator,
-        adv_options={name: value for name, value in options.items() if name in known_options and value is not None},
+        adv_options=advantage_options(config, [term.weight for term in prepared.scorer.reward.terms]),
         policy_objective=PolicyObjective(
             loss_mode=actor.policy_loss.loss_mode,
-            options={
-                "clip_ratio": actor.clip_ratio,
-                "clip_ratio_low": actor.clip_ratio_low,
-                "clip_ratio_high": actor.clip_ratio_high,
-                "clip_ratio_c": actor.clip_ratio_c,
-            },
+            options=policy_loss_options(config),
             loss_agg_mode=actor.loss_agg_mode,
             temperature=rollout.temperature,
             entropy_coeff=actor.entropy_coeff,

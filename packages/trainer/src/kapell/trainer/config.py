@@ -105,7 +105,10 @@ class AlgorithmConfig:
     """How rewards become advantages."""
 
     adv_estimator: str = "grpo"
-    """The advantage estimator. ``gae`` is PPO with a critic; the group estimators, such as ``grpo``, need none."""
+    """The advantage estimator, by name or import path. ``gae`` is PPO with a critic; the group estimators, such as
+    ``grpo``, need none."""
+    adv_options: dict[str, Any] = field(default_factory=dict)
+    """Its further options by name, such as ``unbiased_std`` of ``grpo``."""
     gamma: float = 1.0
     """Discount per token."""
     lam: float = 1.0

@@ -53,7 +53,9 @@ class PolicyLossConfig:
     """The policy objective."""
 
     loss_mode: str = "vanilla"
-    """Name of the policy loss; ``vanilla`` is PPO's clipped objective."""
+    """Name or import path of the policy loss; ``vanilla`` is PPO's clipped objective."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Its further options by name, such as ``dro_beta`` of ``dro``."""
 
 
 @dataclass(frozen=True, kw_only=True)

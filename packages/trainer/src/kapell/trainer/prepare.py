@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .algorithms import Aggregation, KLKind, get_advantage_estimator, get_policy_loss
+from .choices import check_algorithms
 from .config import Config
 from .data import PromptDataset, PromptLoader
 from .models import build_policy, build_value_model, load_config_of, new_model_config
@@ -53,7 +53,7 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
     Nothing is started; every mistake that can be seen beforehand is an error here that names its place. The bundled
     task's files are written into ``folder``.
     """
-    _check_names(config)
+    check_algorithms(config)
     data, model_folder = config.data, config.actor_rollout_ref.model.path
     if model_folder is not None:
         load_config_of(model_folder)  # a wrong path is the model's, before it is the tokenizer's
@@ -92,23 +92,6 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
         build_critic=critic,
         total_steps=total_steps,
     )
-
-
-def _check_names(config: Config) -> None:
-    """Refuse names that the algorithms do not know, before anything is loaded."""
-    actor = config.actor_rollout_ref.actor
-    for key, look_up, name in (
-        ("algorithm.adv_estimator", get_advantage_estimator, config.algorithm.adv_estimator),
-        ("algorithm.kl_penalty", KLKind, config.algorithm.kl_penalty),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", get_policy_loss, actor.policy_loss.loss_mode),
-        ("actor_rollout_ref.actor.loss_agg_mode", Aggregation, actor.loss_agg_mode),
-        ("actor_rollout_ref.actor.kl_loss_type", KLKind, actor.kl_loss_type),
-        ("critic.loss_agg_mode", Aggregation, config.critic.loss_agg_mode),
-    ):
-        try:
-            look_up(name)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{key}: {error}") from None
 
 
 def _tokenizer(config: Config, rows: Sequence[PromptRow]) -> PreTrainedTokenizerBase:

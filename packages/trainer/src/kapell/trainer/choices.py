@@ -1,0 +1,106 @@
+"""The algorithms that a configuration names: their options, and every mistake in them that shows before a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from .algorithms import Aggregation, KLKind, columns_of, get_advantage_estimator, get_policy_loss, options_of
+from .config import Config
+from .stage import stage_spec_of
+from .stages import Stages
+
+__all__ = ["advantage_options", "check_algorithms", "policy_loss_options"]
+
+_PROMPT_COLUMNS = ("uid", "data_source", "ground_truth", "extra_info", "index", "prompts", "prompt_mask")
+
+
+def check_algorithms(config: Config) -> None:
+    """Refuse names, options and needs for columns that no stage can serve, before anything is loaded."""
+    algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
+    for key, look_up, name in (
+        ("algorithm.adv_estimator", get_advantage_estimator, algorithm.adv_estimator),
+        ("algorithm.kl_penalty", KLKind, algorithm.kl_penalty),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", get_policy_loss, actor.policy_loss.loss_mode),
+        ("actor_rollout_ref.actor.loss_agg_mode", Aggregation, actor.loss_agg_mode),
+        ("actor_rollout_ref.actor.kl_loss_type", KLKind, actor.kl_loss_type),
+        ("critic.loss_agg_mode", Aggregation, config.critic.loss_agg_mode),
+    ):
+        try:
+            look_up(name)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{key}: {error}") from None
+    estimator, loss = get_advantage_estimator(algorithm.adv_estimator), get_policy_loss(actor.policy_loss.loss_mode)
+    _check_options("algorithm.adv_options", estimator, algorithm.adv_options, advantage_options(config, ()))
+    _check_options(
+        "actor_rollout_ref.actor.policy_loss.options", loss, actor.policy_loss.options, policy_loss_options(config)
+    )
+    made = _columns_made(config)
+    _check_columns(f"algorithm.adv_estimator={algorithm.adv_estimator}", estimator, made)
+    loss_key = f"actor_rollout_ref.actor.policy_loss.loss_mode={actor.policy_loss.loss_mode}"
+    _check_columns(loss_key, loss, made | {"advantages", "returns", "log_probs"})
+
+
+def advantage_options(config: Config, component_weights: Sequence[float]) -> dict[str, Any]:
+    """The options of the advantage estimator: the keys that it knows, then ``algorithm.adv_options``."""
+    algorithm = config.algorithm
+    known = options_of(get_advantage_estimator(algorithm.adv_estimator))
+    common = {
+        "gamma": algorithm.gamma,
+        "lam": algorithm.lam,
+        "norm_scope": algorithm.norm_scope,
+        "component_weights": list(component_weights),
+    }
+    chosen = {name: value for name, value in common.items() if name in known and value is not None}
+    return {**chosen, **algorithm.adv_options}
+
+
+def policy_loss_options(config: Config) -> dict[str, Any]:
+    """The options of the policy loss: the clip ranges, then ``policy_loss.options``."""
+    actor = config.actor_rollout_ref.actor
+    return {
+        "clip_ratio": actor.clip_ratio,
+        "clip_ratio_low": actor.clip_ratio_low,
+        "clip_ratio_high": actor.clip_ratio_high,
+        "clip_ratio_c": actor.clip_ratio_c,
+        **actor.policy_loss.options,
+    }
+
+
+def _check_options(
+    key: str, function: Callable[..., Any], given: Mapping[str, Any], complete: Mapping[str, Any]
+) -> None:
+    known = options_of(function)
+    name = getattr(function, "__name__", repr(function))
+    for option in given:
+        if option not in known:
+            close = get_close_matches(option, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"{key}: {name} has no option {option!r}{hint}; it has: {', '.join(known) or 'none'}")
+    for option, default in known.items():
+        if default is inspect.Parameter.empty and option not in complete:
+            raise ValueError(f"{key}: {name} needs the option {option!r}; set {key}.{option}")
+
+
+def _columns_made(config: Config) -> set[str]:
+    """The columns that the stages of this configuration make before the advantages."""
+    unused = {"adv", "update_actor", "update_critic"}
+    unused |= set() if config.use_reference else {"ref"}
+    unused |= set() if config.use_critic else {"values"}
+    made = set(_PROMPT_COLUMNS)
+    for method in vars(Stages).values():
+        spec = stage_spec_of(method)
+        if spec is not None and spec.name not in unused:
+            made |= set(spec.writes)
+    return made
+
+
+def _check_columns(key: str, function: Callable[..., Any], made: set[str]) -> None:
+    missing = sorted(name for name, needed in columns_of(function).items() if needed and name not in made)
+    if missing:
+        raise ValueError(
+            f"{key} needs the column {', '.join(missing)}, which no stage of this trainer makes; write a step function "
+            "with a stage for it, or choose another"
+        )
