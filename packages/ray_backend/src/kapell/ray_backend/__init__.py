@@ -3,8 +3,13 @@
 Names are loaded when first used: a worker's process imports only the little that runs inside it.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# Under `uv run`, Ray would by default copy the working folder and install a new environment for its workers at each
+# start, minutes with torch in it. Workers use the driver's own; where nodes lack it, set the variable to 1.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
 if TYPE_CHECKING:
     from .backend import RayBackend
