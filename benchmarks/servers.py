@@ -53,7 +53,7 @@ class Server:
         assert self._process.stdout is not None
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
 
-    def ask(self, do: str, *, timeout: float = 300.0, **request: Any) -> Any:
+    def ask(self, do: str, *, timeout: float = 120.0, **request: Any) -> Any:
         """Send a request and wait for its answer. Raises `ServerError`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

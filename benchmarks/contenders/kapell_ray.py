@@ -15,8 +15,9 @@ from kapell.workergroup import ClassWithInitArgs, Worker
 
 from ..timing import seconds_once, seconds_per_call
 from .batches import checked, float_columns
+from .light_workers import LightWorker
 from .memory import PeakMemory
-from .ray_session import start_ray
+from .ray_session import restart_ray, start_ray
 
 
 class BenchWorker(Worker):
@@ -84,10 +85,13 @@ class KapellTiny(KapellGroup):
 
 
 class KapellEcho(KapellGroup):
-    def prepare(self, megabytes: int) -> None:
-        self.make(4)
+    def prepare_batch(self, megabytes: int) -> None:
         columns = float_columns(megabytes)
         self._batch = DataProto.from_dict(tensors={name: torch.from_numpy(array) for name, array in columns.items()})
+
+    def prepare(self, megabytes: int) -> None:
+        self.make(4)
+        self.prepare_batch(megabytes)
         answer = self._group.echo(self._batch)
         checked(bool((answer.batch["column_1"] == self._batch.batch["column_1"]).all()), True, "echo")
 
@@ -96,19 +100,28 @@ class KapellEcho(KapellGroup):
 
 
 class KapellMemory(KapellEcho):
+    """On a fresh Ray session each round: a store keeps the pages that it has once touched."""
+
     def prepare(self, megabytes: int) -> None:
-        super().prepare(megabytes)
-        self._bytes = sum(column.nbytes for column in self._batch.batch.values())
-        self._pids = self._group.pid()
+        self._megabytes = megabytes
 
     def round(self) -> dict[str, float]:
-        with PeakMemory(self._pids) as sending:
-            self._group.take(self._batch)
-        with PeakMemory(self._pids) as echoing:
-            self._group.echo(self._batch)
+        self.close()
+        restart_ray()
+        self.prepare_batch(self._megabytes)
+        group = self.make(4)
+        with PeakMemory(group.pid()) as memory:
+            group.take(self._batch)
+            sending = memory.controller_peak()
+            group.weigh(self._batch)
+            to_all = memory.controller_peak()
+            group.echo(self._batch)
+            echo = memory.total_peak()
+        size = sum(column.nbytes for column in self._batch.batch.values())
         return {
-            "sending: controller and store": sending.controller / self._bytes,
-            "echo: all processes and store": echoing.total / self._bytes,
+            "sending: controller and store": sending / size,
+            "the whole to all: controller and store": to_all / size,
+            "echo: all processes and store": echo / size,
         }
 
 
@@ -117,16 +130,10 @@ class KapellToAll(KapellGroup):
         self.make(workers)
         columns = float_columns(64)
         self._batch = DataProto.from_dict(tensors={name: torch.from_numpy(array) for name, array in columns.items()})
-        self._bytes = sum(array.nbytes for array in columns.values())
         checked(self._group.weigh(self._batch), [len(self._batch)] * workers, "weigh")
 
     def round(self) -> dict[str, float]:
-        with PeakMemory([]) as memory:
-            self._group.weigh(self._batch)
-        return {
-            "call": seconds_once(lambda: self._group.weigh(self._batch)),
-            "controller and store": memory.controller / self._bytes,
-        }
+        return {"call": seconds_once(lambda: self._group.weigh(self._batch))}
 
 
 class KapellStart:
@@ -140,18 +147,21 @@ class KapellStart:
         self._workers = workers
 
     def round(self) -> dict[str, float]:
+        return {"ready": self._start(LightWorker), "ready, workers import torch": self._start(BenchWorker)}
+
+    def _start(self, worker_class: type) -> float:
         kept = []
 
         def start() -> None:
             pool = self._backend.resource_pool([self._workers])
-            group = self._backend.worker_group(pool, ClassWithInitArgs(BenchWorker), role="start")
+            group = self._backend.worker_group(pool, ClassWithInitArgs(worker_class), role="start")
             kept.extend((group, pool))
             group.ping()
 
         seconds = seconds_once(start)
         for made in kept:
             made.close()
-        return {"ready": seconds}
+        return seconds
 
 
 class KapellPut:
@@ -162,12 +172,6 @@ class KapellPut:
 
     def prepare(self, workers: int) -> None:
         self._columns = float_columns(64)
-        self._bytes = sum(array.nbytes for array in self._columns.values())
 
     def round(self) -> dict[str, float]:
-        with PeakMemory([]) as memory:
-            ray.put(self._columns)
-        return {
-            "call": seconds_once(lambda: ray.put(self._columns)),
-            "controller and store": memory.controller / self._bytes,
-        }
+        return {"call": seconds_once(lambda: ray.put(self._columns))}

@@ -23,7 +23,7 @@ class PeakMemory:
 
     def __enter__(self) -> Self:
         self._before_own, self._before_others, self._before_store = self._look()
-        self.total = self.controller = 0.0
+        self._total = self._controller = 0
         self._thread.start()
         return self
 
@@ -32,7 +32,16 @@ class PeakMemory:
     ) -> None:
         self._ended.set()
         self._thread.join()
+
+    def controller_peak(self) -> int:
+        """What this process and the store took at most so far, beyond what they held before."""
         self._note()
+        return self._controller
+
+    def total_peak(self) -> int:
+        """The same with all processes."""
+        self._note()
+        return self._total
 
     def _watch(self) -> None:
         while not self._ended.wait(_INTERVAL):
@@ -41,10 +50,8 @@ class PeakMemory:
     def _note(self) -> None:
         own, others, store = self._look()
         own, store = own - self._before_own, store - self._before_store
-        self.controller = max(self.controller, float(own + store))
-        """What the controller and the store took at most, beyond what they held before."""
-        self.total = max(self.total, float(own + store + others - self._before_others))
-        """The same with all processes."""
+        self._controller = max(self._controller, own + store)
+        self._total = max(self._total, own + store + others - self._before_others)
 
     def _look(self) -> tuple[int, int, int]:
         own, *others = map(_private_bytes, self._pids)

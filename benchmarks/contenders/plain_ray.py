@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ..timing import seconds_once, seconds_per_call
 from .batches import checked, float_columns
 from .memory import PeakMemory
-from .ray_session import start_ray
+from .ray_session import restart_ray, start_ray
 
 Columns = dict[str, np.ndarray]
 
@@ -40,6 +40,18 @@ class PlainWorker:
     def take(self, columns: Columns) -> int:
         own = {name: np.array(array) for name, array in columns.items()}
         return len(own["column_0"])
+
+
+@ray.remote(num_cpus=0)
+class TorchWorker:
+    def __init__(self) -> None:
+        import tensordict
+        import torch
+
+        self._used = (tensordict, torch)
+
+    def ping(self) -> int:
+        return 1
 
 
 class PlainActors:
@@ -110,10 +122,10 @@ class PlainEcho(PlainActors):
 
 
 class PlainMemory(PlainEcho):
+    """On a fresh Ray session each round: a store keeps the pages that it has once touched."""
+
     def prepare(self, megabytes: int) -> None:
-        super().prepare(megabytes)
-        self._bytes = sum(array.nbytes for array in self._columns.values())
-        self._pids = ray.get([actor.pid.remote() for actor in self._actors])
+        self._columns = float_columns(megabytes)
 
     def _take(self) -> None:
         parts = {name: np.array_split(array, 4) for name, array in self._columns.items()}
@@ -122,13 +134,23 @@ class PlainMemory(PlainEcho):
         )
 
     def round(self) -> dict[str, float]:
-        with PeakMemory(self._pids) as sending:
+        self._actors = []
+        restart_ray()
+        actors = self.make(4)
+        with PeakMemory(ray.get([actor.pid.remote() for actor in actors])) as memory:
             self._take()
-        with PeakMemory(self._pids) as echoing:
+            sending = memory.controller_peak()
+            reference = ray.put(self._columns)
+            ray.get([actor.take.remote(reference) for actor in actors])
+            del reference
+            to_all = memory.controller_peak()
             self._echo()
+            echo = memory.total_peak()
+        size = sum(array.nbytes for array in self._columns.values())
         return {
-            "sending: controller and store": sending.controller / self._bytes,
-            "echo: all processes and store": echoing.total / self._bytes,
+            "sending: controller and store": sending / size,
+            "the whole to all: controller and store": to_all / size,
+            "echo: all processes and store": echo / size,
         }
 
 
@@ -136,16 +158,13 @@ class PlainToAll(PlainActors):
     def prepare(self, workers: int) -> None:
         self.make(workers)
         self._columns = float_columns(64)
-        self._bytes = sum(array.nbytes for array in self._columns.values())
 
     def _call(self) -> list[int]:
         reference = ray.put(self._columns)
         return ray.get([actor.take.remote(reference) for actor in self._actors])
 
     def round(self) -> dict[str, float]:
-        with PeakMemory([]) as memory:
-            self._call()
-        return {"call": seconds_once(self._call), "controller and store": memory.controller / self._bytes}
+        return {"call": seconds_once(self._call)}
 
 
 class PlainStart:
@@ -158,6 +177,9 @@ class PlainStart:
         self._workers = workers
 
     def round(self) -> dict[str, float]:
+        return {"ready": self._start(PlainWorker), "ready, workers import torch": self._start(TorchWorker)}
+
+    def _start(self, actor_class: Any) -> float:
         kept: list[Any] = []
 
         def start() -> None:
@@ -165,7 +187,7 @@ class PlainStart:
             ray.get(group.ready())
             kept.append(group)
             actors = [
-                PlainWorker.options(
+                actor_class.options(
                     num_cpus=1,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
                 ).remote()
@@ -178,4 +200,4 @@ class PlainStart:
         for actor in kept[1:]:
             ray.kill(actor)
         remove_placement_group(kept[0])
-        return {"ready": seconds}
+        return seconds

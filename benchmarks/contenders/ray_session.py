@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ray
 
-__all__ = ["start_ray"]
+__all__ = ["restart_ray", "start_ray"]
 
 
 def start_ray() -> None:
@@ -17,3 +17,10 @@ def start_ray() -> None:
             log_to_driver=False,
             object_store_memory=3_000_000_000,
         )
+
+
+def restart_ray() -> None:
+    """End the session and start a fresh one."""
+    if ray.is_initialized():
+        ray.shutdown()
+    start_ray()
