@@ -18,6 +18,7 @@ from .sites import OWN, OWN_VERSIONS, SITES, SiteError, python_of
 __all__ = ["Benchmark", "Budget", "Contender", "Result", "Series", "Size", "run_benchmark"]
 
 Size = Mapping[str, int]
+_START_SECONDS = 240.0  # eight workers that import torch and more, two at a time
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -177,7 +178,11 @@ def run_benchmark(
                     packages = OWN_VERSIONS if contender.site == OWN else SITES[contender.site].versions
                     result.versions[contender.site] = server.ask("versions", packages=list(packages))
                 servers[contender.site].ask(
-                    "open", name=contender.name, target=contender.target, options=dict(contender.options)
+                    "open",
+                    timeout=_START_SECONDS,
+                    name=contender.name,
+                    target=contender.target,
+                    options=dict(contender.options),
                 )
                 running.append(contender)
             except (ServerError, SiteError) as error:
@@ -216,7 +221,7 @@ def _measure_size(
         contender for contender in running if contender.max_size is None or size[benchmark.axis] <= contender.max_size
     ]
     for contender in list(taking_part):
-        try_ask(contender, "prepare", size=dict(size))
+        try_ask(contender, "prepare", timeout=_START_SECONDS, size=dict(size))
     for number in range(warmups + result.rounds):
         for contender in list(taking_part):
             numbers = try_ask(contender, "round")

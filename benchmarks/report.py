@@ -37,7 +37,7 @@ def format_value(value: float, unit: str) -> str:
             if value >= factor:
                 return f"{value / factor:.1f} {name}"
         return f"{value:.0f} B"
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{value:,.0f} {unit}".rstrip() if value >= 100 else f"{value:.3g} {unit}".rstrip()
 
 
 def verdicts(benchmark: Benchmark, result: Result) -> Iterator[Verdict]:

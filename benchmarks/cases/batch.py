@@ -37,7 +37,7 @@ IMPORTS = Benchmark(
     ),
     sizes=({},),
     quick_sizes=({},),
-    units={"time": "s", "heavy libraries": "of torch, ray, numpy"},
+    units={"time": "s", "heavy libraries": ""},
     axis="",
     rounds=5,
     warmups=0,
