@@ -13,6 +13,8 @@ from .harness import Benchmark, Result
 
 __all__ = ["plot_scaling"]
 
+_COLUMNS = 3
+
 
 def plot_scaling(benchmark: Benchmark, result: Result, folder: Path) -> Path | None:
     """One panel per metric with at least three sizes, slopes in the legends; None when there is nothing to show."""
@@ -24,10 +26,14 @@ def plot_scaling(benchmark: Benchmark, result: Result, folder: Path) -> Path | N
     ]
     if not axis or not metrics:
         return None
+    columns = min(len(metrics), _COLUMNS)
+    rows = -(-len(metrics) // columns)
     figure, panels = plt.subplots(
-        1, len(metrics), figsize=(4.6 * len(metrics), 3.8), squeeze=False, layout="constrained"
+        rows, columns, figsize=(4.6 * columns, 3.6 * rows), squeeze=False, layout="constrained"
     )
-    for panel, metric in zip(panels[0], metrics, strict=True):
+    for panel in panels.flat[len(metrics) :]:
+        panel.remove()
+    for panel, metric in zip(panels.flat, metrics, strict=False):
         for contender in benchmark.contenders:
             slope = result.slope(contender.name, metric, axis)
             if slope is None:
