@@ -124,7 +124,7 @@ def processes_with(mark):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
 @pytest.mark.parametrize("whole_group", [False, True], ids=["to-the-command", "to-the-terminals-group"])
-def test_ctrl_c_ends_every_process_of_a_run(tmp_path, whole_group):
+def test_ctrl_c_ends_every_process_of_a_run(tmp_path, whole_group, request):
     mark = f"KAPELL_TEST_RUN={uuid.uuid4()}"
     name, _, value = mark.partition("=")
     process = subprocess.Popen(
@@ -133,6 +133,7 @@ def test_ctrl_c_ends_every_process_of_a_run(tmp_path, whole_group):
             "train",
             "trainer.default_local_dir=run",
             "trainer.total_training_steps=10000",
+            "backend.options.address=local",  # not the Ray of this module's other tests
         ],
         cwd=tmp_path,
         env={**os.environ, name: value},
@@ -141,6 +142,7 @@ def test_ctrl_c_ends_every_process_of_a_run(tmp_path, whole_group):
         text=True,
         start_new_session=True,
     )
+    request.addfinalizer(process.kill)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 200
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
