@@ -4,6 +4,7 @@ import asyncio
 import threading
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -180,3 +181,10 @@ def test_shards_whose_columns_lie_apart_give_only_those_asked_for(store):
     assert store.fetched == [shards[0].columns["t"]]
     whole = future.get()
     assert whole.batch["id"].tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("rows", [list(range(10)), torch.arange(10), np.arange(10)], ids=["list", "tensor", "array"])
+def test_parts_of_rows_that_are_no_batch_are_cut_as_batches_are(rows):
+    store = MemoryStore()
+    future = DataProtoFuture([store.put(rows)], store, collect_fn=lambda parts: parts[0])
+    assert [list(part.get()) for part in future.chunk(4)] == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]

@@ -74,7 +74,8 @@ def test_a_controller_that_fails_or_is_interrupted_leaves_nothing(backend, clust
     program.communicate(timeout=30)
     assert program.returncode != 0
     assert wait_until(lambda: not any(map(runs, pids)))
-    assert wait_until(lambda: ray.available_resources().get("CPU") == free)
+    # At least: what an earlier test held may have come back only now.
+    assert wait_until(lambda: ray.available_resources().get("CPU", 0) >= free)
     assert not [name for name in ray.util.list_named_actors(all_namespaces=True) if "leaving_" in name["name"]]
 
 

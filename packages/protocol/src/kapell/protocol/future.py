@@ -162,7 +162,9 @@ class DataProtoFuture:
             parts.append(_rows(piece.shard.assemble(fetched, columns), piece))
         whole = _concat(parts) if self._collect is None else self._collect(parts)
         for part, chunks in self._cuts:
-            whole = whole.chunk(chunks)[part]
+            # A slice, not chunk: lists have none, and torch's own cuts at other rows.
+            bounds = list(balanced_bounds(len(whole), chunks))
+            whole = whole[bounds[part] : bounds[part + 1]]
         return whole
 
     def done(self) -> bool:
