@@ -74,7 +74,7 @@ class LiveDisplay(Hook):
             self._live.update(self._render())
         elif "val/exact_match" in metrics or step % max(1, self._total // _PLAIN_LINES) == 0:
             shown = "  ".join(f"{name} {value}" for name, value in self._numbers())
-            self._console.print(f"step {step}/{self._total}  {shown}", highlight=False)
+            self._console.print(f"step {step}/{self._total}  {shown}", highlight=False, soft_wrap=True)
 
     def on_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Print some of a validation's responses."""
