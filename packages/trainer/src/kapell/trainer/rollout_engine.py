@@ -17,7 +17,18 @@ from kapell.protocol import DataProto
 from .algorithms import position_ids
 from .sampler import Rollout, Sampling, sample, sample_streams
 
-__all__ = ["RolloutEngine", "RolloutRequest", "SamplerEngine", "rollout_columns"]
+__all__ = ["ROLLOUT_COLUMNS", "RolloutEngine", "RolloutRequest", "SamplerEngine", "rollout_columns"]
+
+ROLLOUT_COLUMNS = (
+    "responses",
+    "response_mask",
+    "rollout_log_probs",
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "policy_version",
+)
+"""What `rollout_columns` makes: the columns that a worker writes when it samples."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from kapell.protocol import DataProto
 from kapell.workergroup import Worker, WorkerGroup
 
 from .openai_engine import OpenAIEngine
-from .rollout_engine import RolloutRequest, rollout_columns
+from .rollout_engine import ROLLOUT_COLUMNS, RolloutRequest, rollout_columns
 from .sampler import Sampling
 
 __all__ = ["RolloutServerWorker", "ServedRollout"]
@@ -37,15 +37,7 @@ class RolloutServerWorker(Worker):
     @register(
         Dispatch.DP_COMPUTE_PROTO,
         reads=("prompts", "prompt_mask", "sample_id"),
-        writes=(
-            "responses",
-            "response_mask",
-            "rollout_log_probs",
-            "input_ids",
-            "attention_mask",
-            "position_ids",
-            "policy_version",
-        ),
+        writes=ROLLOUT_COLUMNS,
     )
     def generate_sequences(
         self, batch: DataProto, *, sampling: Sampling, max_new_tokens: int, seed: int, step: int

@@ -20,7 +20,7 @@ from .collective import join_collective
 from .config import OptimConfig
 from .engine import MODEL_COLUMNS, Columns, TrainEngine, micro_batches, policy_forward, value_forward
 from .objectives import PolicyObjective, ValueObjective
-from .rollout_engine import RolloutEngine, RolloutRequest, SamplerEngine, rollout_columns
+from .rollout_engine import ROLLOUT_COLUMNS, RolloutEngine, RolloutRequest, SamplerEngine, rollout_columns
 from .sampler import Sampling
 
 __all__ = ["ActorRolloutRefWorker", "CriticWorker", "TrainWorker"]
@@ -105,15 +105,7 @@ class ActorRolloutRefWorker(TrainWorker):
     @register(
         Dispatch.DP_COMPUTE_PROTO,
         reads=("prompts", "prompt_mask", "sample_id"),
-        writes=(
-            "responses",
-            "response_mask",
-            "rollout_log_probs",
-            "input_ids",
-            "attention_mask",
-            "position_ids",
-            "policy_version",
-        ),
+        writes=ROLLOUT_COLUMNS,
     )
     def generate_sequences(
         self, batch: DataProto, *, sampling: Sampling, max_new_tokens: int, seed: int, step: int
