@@ -6,7 +6,8 @@ from ..harness import Benchmark, Budget, Contender
 
 __all__ = ["BENCHMARKS"]
 
-_KAPELL = "benchmarks.contenders.kapell_training:KapellStep"
+_PACED = "benchmarks.contenders.paced:PacedContender"
+_KAPELL = "benchmarks.contenders.kapell_training:run"
 _SPEED = "benchmarks.contenders.model_speed"
 _UNITS = {
     "step": "s",
@@ -16,14 +17,24 @@ _UNITS = {
 }
 _BUNDLED = {"prompts": 64}
 
+
+def _kapell(name: str, algorithm: str, backend: str, workers: int) -> Contender:
+    options = {"loop": _KAPELL, "algorithm": algorithm, "backend": backend, "workers": workers, "threads": 1}
+    return Contender(name, _PACED, options)
+
+
+def _trl(name: str, module: str, threads: int, site: str) -> Contender:
+    return Contender(name, _PACED, {"loop": f"benchmarks.contenders.{module}:run", "threads": threads}, site)
+
+
 GRPO = Benchmark(
     name="grpo",
     title="A GRPO step of the bundled task: 8 responses of up to 6 tokens a prompt, 4 optimizer steps, 2 cores",
     contenders=(
-        Contender("kapell, Ray, 2 workers", _KAPELL, {"algorithm": "grpo", "backend": "ray", "workers": 2}),
-        Contender("kapell, local, 1 worker", _KAPELL, {"algorithm": "grpo", "backend": "local", "workers": 1}),
-        Contender("TRL, 2 threads", "benchmarks.contenders.trl_grpo:TrlStep", {"threads": 2}, "trl"),
-        Contender("TRL, 1 thread", "benchmarks.contenders.trl_grpo:TrlStep", {"threads": 1}, "trl"),
+        _kapell("kapell, Ray, 2 workers", "grpo", "ray", 2),
+        _kapell("kapell, local, 1 worker", "grpo", "local", 1),
+        _trl("TRL, 2 threads", "trl_grpo", 2, "trl"),
+        _trl("TRL, 1 thread", "trl_grpo", 1, "trl"),
     ),
     sizes=tuple({"prompts": prompts} for prompts in (16, 32, 64, 128)),
     quick_sizes=({"prompts": 16},),
@@ -56,10 +67,10 @@ PPO = Benchmark(
     name="ppo",
     title="A PPO step of the bundled task, with critic and reference: 1 response a prompt, 4 optimizer steps, 2 cores",
     contenders=(
-        Contender("kapell, Ray, 2 workers", _KAPELL, {"algorithm": "ppo", "backend": "ray", "workers": 2}),
-        Contender("kapell, local, 1 worker", _KAPELL, {"algorithm": "ppo", "backend": "local", "workers": 1}),
-        Contender("TRL 1.12, 2 threads", "benchmarks.contenders.trl_ppo:TrlStep", {"threads": 2}, "trl_ppo"),
-        Contender("TRL 1.12, 1 thread", "benchmarks.contenders.trl_ppo:TrlStep", {"threads": 1}, "trl_ppo"),
+        _kapell("kapell, Ray, 2 workers", "ppo", "ray", 2),
+        _kapell("kapell, local, 1 worker", "ppo", "local", 1),
+        _trl("TRL 1.12, 2 threads", "trl_ppo", 2, "trl_ppo"),
+        _trl("TRL 1.12, 1 thread", "trl_ppo", 1, "trl_ppo"),
     ),
     sizes=tuple({"prompts": prompts} for prompts in (64, 128, 256, 512)),
     quick_sizes=({"prompts": 64},),

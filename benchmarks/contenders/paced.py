@@ -1,55 +1,92 @@
-"""Training loops that own their thread, let through one step at a time so that contenders can alternate."""
+"""Training loops let through one step at a time, so that contenders can alternate.
+
+Each runs on the main thread of a process of its own, as in its users' programs: on another thread, glibc's memory and
+whatever needs signals would be slower.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
-__all__ = ["PacedLoop"]
+__all__ = ["PacedContender", "StepDone"]
+
+StepDone = Callable[[Mapping[str, float]], None]
+"""Called by a loop after each step, with what else it measured; waits until the next step may begin."""
 
 
-class LoopEnded(BaseException):
-    """The measurement is over; unwinds the training loop. Not an ``Exception``: no hook may swallow it."""
+class PacedContender:
+    """A loop function ``module:function``, called with ``step_done`` and the options and size as keywords."""
 
+    def __init__(self, loop: str, **options: Any) -> None:
+        self._loop = loop
+        self._options = options
+        self._process: subprocess.Popen[str] | None = None
 
-class PacedLoop:
-    """Runs ``loop(step_done)`` on a thread; the loop calls ``step_done()`` after each step and waits there."""
+    def prepare(self, **size: int) -> None:
+        self.close()
+        arguments = json.dumps({**self._options, **size})
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.contenders.paced", self._loop, arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.round()  # starts workers, makes optimizer states
 
-    def __init__(self, loop: Callable[[Callable[[], None]], object]) -> None:
-        self._go = threading.Semaphore(0)
-        self._done = threading.Semaphore(0)
-        self._error: BaseException | None = None
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, args=(loop,), daemon=True)
-        self._thread.start()
-
-    def step(self) -> None:
-        """Let one step through and wait for its end. Raises what the loop raised."""
-        self._go.release()
-        self._done.acquire()
-        if self._error is not None:
-            raise RuntimeError("the training loop failed") from self._error
+    def round(self) -> dict[str, float]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the training loop ended; see the log")
+        return json.loads(line)
 
     def close(self) -> None:
         """End the loop after its last step."""
-        self._closing = True
-        self._go.release()
-        self._thread.join(timeout=60)
-
-    def _run(self, loop: Callable[[Callable[[], None]], object]) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
         try:
-            self._go.acquire()
-            if not self._closing:
-                loop(self._step_done)
-        except LoopEnded:
-            pass
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._done.release()
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
-    def _step_done(self) -> None:
-        self._done.release()
-        self._go.acquire()
-        if self._closing:
-            raise LoopEnded
+
+def main(target: str, arguments: str) -> None:
+    """Run the loop; one line in lets one step through, one line out tells what it took."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    module, _, name = target.partition(":")
+    began = 0.0
+
+    def wait() -> None:
+        nonlocal began
+        if not sys.stdin.readline():
+            raise SystemExit  # unwinds the loop, so that it ends its workers
+        began = time.perf_counter()
+
+    def step_done(numbers: Mapping[str, float]) -> None:
+        answers.write(json.dumps({"step": time.perf_counter() - began, **numbers}) + "\n")
+        answers.flush()
+        wait()
+
+    loop = getattr(importlib.import_module(module), name)
+    wait()
+    loop(step_done, **json.loads(arguments))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

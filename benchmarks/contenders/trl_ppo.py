@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, TrainerCallback
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-from .paced import PacedLoop
+from .paced import StepDone
 from .task import EOS, EPOCHS, MINI_BATCHES, RESPONSE_LENGTH, model_config, prompts, tokenizer
 
 
@@ -35,40 +33,22 @@ class RuleReward(nn.Module):
 
 
 class StepCallback(TrainerCallback):
-    def __init__(self, step_done: Callable[[], None]) -> None:
+    def __init__(self, step_done: StepDone) -> None:
         self._step_done = step_done
 
     def on_step_end(self, args: object, state: object, control: object, **_: object) -> object:
-        self._step_done()
+        self._step_done({})
         return control
 
 
-class TrlStep:
-    """One PPO step in one process of ``threads`` torch threads."""
-
-    def __init__(self, threads: int) -> None:
-        torch.set_num_threads(threads)
-        self._loop: PacedLoop | None = None
-        self._folder = tempfile.TemporaryDirectory()
-
-    def prepare(self, prompts: int) -> None:
-        self.close()
-        self._loop = PacedLoop(_make_trainer(prompts, self._folder.name))
-        self._loop.step()
-
-    def round(self) -> dict[str, float]:
-        assert self._loop is not None
-        began = time.perf_counter()
-        self._loop.step()
-        return {"step": time.perf_counter() - began}
-
-    def close(self) -> None:
-        if self._loop is not None:
-            self._loop.close()
-            self._loop = None
+def run(step_done: StepDone, *, threads: int, prompts: int) -> None:
+    """PPO in one process of ``threads`` torch threads."""
+    with tempfile.TemporaryDirectory() as folder:
+        _train(step_done, folder, threads, prompts)
 
 
-def _make_trainer(num_prompts: int, folder: str) -> Callable[[Callable[[], None]], object]:
+def _train(step_done: StepDone, folder: str, threads: int, num_prompts: int) -> None:
+    torch.set_num_threads(threads)
     torch.manual_seed(1)
     config = PPOConfig(
         output_dir=folder,
@@ -96,21 +76,18 @@ def _make_trainer(num_prompts: int, folder: str) -> Callable[[Callable[[], None]
     texts = prompts(9_800)
     dataset = Dataset.from_dict({"input_ids": made(texts)["input_ids"]})
 
-    def loop(step_done: Callable[[], None]) -> object:
-        trainer = PPOTrainer(
-            args=config,
-            processing_class=made,
-            model=GPT2LMHeadModel(model_config()),
-            ref_model=GPT2LMHeadModel(model_config()),
-            reward_model=RuleReward(),
-            value_model=GPT2ForSequenceClassification(_with_one_label()),
-            train_dataset=dataset,
-            callbacks=[StepCallback(step_done)],
-        )
-        trainer.log = lambda *_: None  # it would print a line a step
-        return trainer.train()
-
-    return loop
+    trainer = PPOTrainer(
+        args=config,
+        processing_class=made,
+        model=GPT2LMHeadModel(model_config()),
+        ref_model=GPT2LMHeadModel(model_config()),
+        reward_model=RuleReward(),
+        value_model=GPT2ForSequenceClassification(_with_one_label()),
+        train_dataset=dataset,
+        callbacks=[StepCallback(step_done)],
+    )
+    trainer.log = lambda *_: None  # it would print a line a step
+    trainer.train()
 
 
 def _with_one_label() -> Any:
