@@ -126,8 +126,8 @@ class Stages:
     @stage("values", reads=_MODEL_COLUMNS, writes=("values",))
     def values(self, batch: DataProto) -> DataProto:
         """The critic's value before each token."""
-        assert self.critic is not None
-        return batch.union(self.critic.compute_values(batch, micro_batch_size=self.value_micro_batch_size))
+        critic, _ = self._critic_and_plan()
+        return batch.union(critic.compute_values(batch, micro_batch_size=self.value_micro_batch_size))
 
     @stage("shape_rewards", reads=("rm_scores", "response_mask"), writes=("token_level_scores", "token_level_rewards"))
     def shape_rewards(self, batch: DataProto) -> DataProto:
@@ -163,9 +163,8 @@ class Stages:
     @stage("update_critic", reads=(*_MODEL_COLUMNS, "values", "returns"))
     def update_critic(self, batch: DataProto, step: int) -> DataProto:
         """Move the critic towards the returns."""
-        assert self.critic is not None
-        assert self.value_plan is not None
-        return self._update(self.critic, batch, self.value_objective, self.value_plan, step, "critic")
+        critic, plan = self._critic_and_plan()
+        return self._update(critic, batch, self.value_objective, plan, step, "critic")
 
     @stage("update_actor", reads=(*_MODEL_COLUMNS, "old_log_probs", "advantages"))
     def update_actor(self, batch: DataProto, step: int) -> DataProto:
@@ -173,6 +172,14 @@ class Stages:
         if step <= self.critic_warmup:
             return batch
         return self._update(self.policy, batch, self.policy_objective, self.policy_plan, step, "actor")
+
+    def _critic_and_plan(self) -> tuple[WorkerGroup, UpdatePlan]:
+        if self.critic is None or self.value_plan is None:
+            raise ValueError(
+                f"a stage of the critic was called with critic={self.critic!r} and value_plan={self.value_plan!r}; "
+                "give Stages both, or use a step without a critic"
+            )
+        return self.critic, self.value_plan
 
     def _update(
         self,

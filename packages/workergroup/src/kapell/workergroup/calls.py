@@ -12,7 +12,7 @@ from kapell.decorators import DispatchPlan
 
 from .accounting import CallRecord
 from .errors import BusyRank, CallTimeoutError, LostWorker
-from .failures import WorkerFailedError
+from .failures import FAILURE_GRACE_SECONDS, WorkerFailedError
 from .routing import Route
 from .sizes import size_of
 from .spans import CallSpan
@@ -24,9 +24,6 @@ ResultT = TypeVar("ResultT")
 
 _logger = logging.getLogger(__name__)
 
-# When one rank fails, others often fail for the same reason a moment later: report them together, but don't wait for a
-# rank that hangs in a collective with the failed one.
-_FAILURE_GRACE_SECONDS = 1.0
 _REPORT_SECONDS = 600.0  # how often a long wait says in the log what it waits for
 
 
@@ -149,7 +146,7 @@ class PendingCall(Generic[ResultT]):
         if not self._results and not self._failures:
             self._fetch_all(deadline)
         while self._waiting:
-            until = min(deadline, self._failed_at + _FAILURE_GRACE_SECONDS) if self._failures else deadline
+            until = min(deadline, self._failed_at + FAILURE_GRACE_SECONDS) if self._failures else deadline
             if not self._advance(until):
                 if self._failures:
                     break

@@ -8,7 +8,11 @@ from typing import Any, Self
 from .errors import KapellError, LostWorker, RankContext, error_text, mesh_place_of
 from .transport import PackedError, pack_error
 
-__all__ = ["WorkerFailedError", "WorkerLostError", "failed_start"]
+__all__ = ["FAILURE_GRACE_SECONDS", "WorkerFailedError", "WorkerLostError", "failed_start"]
+
+# When one rank fails, others often fail for the same reason a moment later: report them together, but don't wait for a
+# rank that hangs in a collective with the failed one.
+FAILURE_GRACE_SECONDS = 1.0
 
 
 class WorkerFailedError(KapellError, ExceptionGroup):

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from .answering import CallRunner
 from .errors import BusyRank, CallTimeoutError, LostWorker
-from .failures import failed_start
+from .failures import FAILURE_GRACE_SECONDS, failed_start
 from .pool import ClassWithInitArgs
 from .serial import Answer, LocalWorkers, private_arguments
 from .workers import RankCall
@@ -20,7 +20,6 @@ from .workers import RankCall
 __all__ = ["ThreadWorkers"]
 
 _START_SECONDS = 1800.0  # for the constructors: loading a large model takes minutes
-_FAILURE_GRACE_SECONDS = 1.0  # when one constructor fails, others often fail alike a moment later
 _EXIT_SECONDS = 5.0  # how long a program that ends waits for calls under way
 
 _Job = tuple[Answer, Callable[..., Any], tuple[Any, ...]]
@@ -79,7 +78,7 @@ class ThreadWorkers(LocalWorkers):
         began = time.time()
         answers = {rank: self._queue(rank, self._build, rank) for rank in range(self.world_size)}
         if self.fetch_all(list(answers.values()), _START_SECONDS) is None:
-            deadline = time.monotonic() + _FAILURE_GRACE_SECONDS
+            deadline = time.monotonic() + FAILURE_GRACE_SECONDS
             with self._changed:
                 self._changed.wait_for(
                     lambda: all(answer.done for answer in answers.values()), deadline - time.monotonic()
