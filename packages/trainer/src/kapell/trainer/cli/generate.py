@@ -1,0 +1,44 @@
+"""``kapell generate``: a trained model answers."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from .common import quiet_libraries, user_mistakes
+
+if TYPE_CHECKING:
+    from .common import Commands
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser("generate", help="let a trained model answer")
+    parser.add_argument("folder", metavar="RUN", help="folder of a run, or of a Hugging Face model")
+    parser.add_argument("prompts", nargs="+", metavar="PROMPT")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=None, help="sample; without it the most probable token")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.set_defaults(run=_generate)
+
+
+def _generate(options: argparse.Namespace, console: Console) -> None:
+    quiet_libraries()
+    from ..generate import generate_texts
+
+    folder = Path(options.folder).expanduser()
+    with user_mistakes():
+        texts = generate_texts(
+            folder / "model" if (folder / "model").is_dir() else folder,
+            options.prompts,
+            max_new_tokens=options.max_new_tokens,
+            temperature=options.temperature,
+            seed=options.seed,
+        )
+    for text in texts:
+        console.print(text, markup=False, highlight=False)

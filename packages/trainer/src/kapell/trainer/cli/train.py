@@ -1,0 +1,70 @@
+"""``kapell train``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from ..config import Config
+from ..hooks import Hook
+from .common import add_config_arguments, load, quiet_libraries, user_mistakes
+
+if TYPE_CHECKING:
+    from .common import Commands
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "train", help="train a model", description="Train a model; see `kapell config` for keys."
+    )
+    add_config_arguments(parser)
+    parser.set_defaults(run=_train)
+
+
+def _train(options: argparse.Namespace, console: Console) -> None:
+    resolved = load(options)
+    config = resolved.config
+    quiet_libraries()
+    with console.status("loading data and model"):
+        import torch
+
+        from ..build import prepare, train
+        from ..display import LiveDisplay
+        from ..generations import GenerationFiles
+        from ..loggers import build_loggers
+        from ..run_folder import RunFiles, new_run_folder
+
+        torch.set_num_threads(config.trainer.torch_threads)
+        with user_mistakes():
+            folder = new_run_folder(config.trainer.default_local_dir)
+            trackers = build_loggers(
+                config.trainer.logger,
+                folder,
+                project=config.trainer.project_name,
+                experiment=config.trainer.experiment_name or folder.name,
+                config={key: value for key, value, _ in resolved.leaves()},
+            )
+            prepared = prepare(config, folder)
+    (folder / "config.yaml").write_text(resolved.to_yaml())
+    (folder / "config_origins.yaml").write_text(resolved.origins_to_yaml())
+    title = f"{config.algorithm.adv_estimator} on {config.backend.name}, {_num_workers(config)} workers → {folder}"
+    hooks: list[Hook] = list(trackers)
+    if "file" in config.trainer.logger:
+        hooks.append(RunFiles(folder))
+    if "console" in config.trainer.logger:
+        shown = config.trainer.log_val_generations
+        hooks.append(LiveDisplay(console, title=title, folder=folder, num_samples=shown))
+    if (rollouts := config.trainer.rollout_data_dir) or config.trainer.validation_data_dir:
+        hooks.append(GenerationFiles(rollouts=rollouts, validation=config.trainer.validation_data_dir))
+    train(prepared, folder, hooks=hooks)
+    console.print(f"Try it: [bold]kapell generate {escape(str(folder))} PROMPT[/bold]", highlight=False)
+
+
+def _num_workers(config: Config) -> int:
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node
