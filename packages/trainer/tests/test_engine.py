@@ -224,3 +224,22 @@ def test_an_engine_continues_from_its_saved_state_bit_for_bit(tokenizer):
     learn(resumed, 3)
     vectors = [torch.nn.utils.parameters_to_vector(engine.model.parameters()) for engine in (straight, resumed)]
     assert torch.equal(*vectors)
+
+
+def test_a_changed_learning_rate_takes_effect_on_a_loaded_state_and_the_schedule_goes_on(tokenizer):
+    config = new_model_config(tokenizer, hidden_size=32, max_length=24)
+    columns = make_columns()
+    totals = BatchTotals.of(columns["response_mask"])
+
+    def learn(engine):
+        engine.forward_backward(columns, lambda rows: objective_of("policy")(engine.model, rows, totals))
+        return engine.step()["lr"]
+
+    def optim(lr):
+        return OptimConfig(lr=lr, lr_scheduler_type="linear")
+
+    saved = TrainEngine(build_policy(config, seed=3), optim(1e-2), total_steps=4)
+    assert [learn(saved), learn(saved)] == [1e-2, 0.75e-2]
+    resumed = TrainEngine(build_policy(config, seed=3), optim(1.0), total_steps=4)
+    resumed.load_state_dict(copy.deepcopy(saved.state_dict()))
+    assert [learn(resumed), learn(resumed)] == [0.5, 0.25]

@@ -181,7 +181,14 @@ class TrainEngine:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Continue from what `state_dict` returned, under this engine's own learning rate and other options."""
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
+        options = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": options})
+        place = {name: state["scheduler"][name] for name in ("last_epoch", "_step_count")}
+        self.scheduler.load_state_dict({**self.scheduler.state_dict(), **place})
+        epoch, factors = self.scheduler.last_epoch, self.scheduler.lr_lambdas
+        rates = [base * factor(epoch) for base, factor in zip(self.scheduler.base_lrs, factors, strict=True)]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.scheduler.load_state_dict({**self.scheduler.state_dict(), "_last_lr": rates})

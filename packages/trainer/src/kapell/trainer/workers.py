@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from kapell.workergroup import Worker
 from .algorithms import BatchTotals, Metric
 from .collective import join_collective
 from .config import OptimConfig
+from .durable_files import FileRecord
 from .engine import MODEL_COLUMNS, Columns, TrainEngine, micro_batches, policy_forward, value_forward
 from .objectives import PolicyObjective, ValueObjective
+from .role_checkpoint import load_role, save_role
 from .rollout_engine import ROLLOUT_COLUMNS, RolloutEngine, RolloutRequest, SamplerEngine, rollout_columns
 from .sampler import Sampling
 
@@ -80,6 +82,23 @@ class TrainWorker(Worker):
     def save_model(self, folder: str | Path) -> None:
         """Write the model in Hugging Face format."""
         self.engine.model.save_pretrained(folder)
+
+    @register(Dispatch.ONE_TO_ALL, collect=Reduction.LIST)
+    def save_checkpoint(self, folder: str) -> dict[str, FileRecord]:
+        """Write the role's state into a folder that all ranks see. Returns each file's record by its path in there."""
+        return save_role(folder, self.engine, self.extra_state(), rank=self.rank)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: str) -> None:
+        """Continue from what `save_checkpoint` wrote; the number of ranks may be another."""
+        self.load_extra_state(load_role(folder, self.engine, rank=self.rank))
+
+    def extra_state(self) -> dict[str, Any]:
+        """What a role of its own keeps besides model, optimizer and random states, equal on all ranks."""
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `extra_state`."""
 
 
 class ActorRolloutRefWorker(TrainWorker):
@@ -151,6 +170,14 @@ class ActorRolloutRefWorker(TrainWorker):
         """Move the weights, which makes a new policy version. Returns ``grad_norm``, before clipping, and ``lr``."""
         self._version += 1
         return self.engine.step()
+
+    def extra_state(self) -> dict[str, Any]:
+        """The policy's version."""
+        return {"policy_version": self._version}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `extra_state`."""
+        self._version = state["policy_version"]
 
     @torch.no_grad()
     def _log_probs(
