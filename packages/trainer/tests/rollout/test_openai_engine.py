@@ -67,7 +67,7 @@ def test_log_probs_agree_with_recomputed_ones(serving):
     columns = rollout_columns(request, rollout, policy_version=4)
     assert columns.column("policy_version").tolist() == [4] * 4
     with torch.no_grad():
-        again, _ = policy_forward(model, {name: columns.column(name) for name in columns.columns}, temperature=0.7)
+        again, *_ = policy_forward(model, {name: columns.column(name) for name in columns.columns}, temperature=0.7)
     gap = (again - rollout.rollout_log_probs) * rollout.response_mask
     assert gap.abs().max() < 1e-5
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kapell.workergroup import ClassWithInitArgs, WorkerGroup, colocate, load_backend
 
-from .algorithms import AdaptiveKLController, FixedKLController, KLController
-from .choices import advantage_options, policy_loss_options
+from .algorithms import AdaptiveKLController, FixedKLController, KLController, NormScope
+from .choices import advantage_options, estimator_reads, policy_loss_options
 from .config import ActorConfig, Config, CriticConfig, KLControlConfig, SamplingConfig
 from .hooks import Hook, RunSummary
 from .objectives import PolicyObjective, ValueObjective
@@ -22,7 +22,7 @@ from .sampler import Sampling
 from .scoring import Scorer
 from .served_rollout import RolloutServerWorker, ServedRollout
 from .stages import Stages
-from .steps import group_step, ppo_step
+from .steps import Step, group_step, ppo_step, remax_step
 from .tokenizer import load_tokenizer
 from .trainer import Trainer
 from .updates import UpdatePlan
@@ -42,7 +42,7 @@ def train(prepared: Prepared, folder: str | Path, *, hooks: Sequence[Hook] = ())
             prepared.tokenizer.save_pretrained(Path(folder) / name)
 
         summary = Trainer(
-            ppo_step if prepared.config.use_critic else group_step,
+            _step_function(prepared.config),
             _stages(prepared, groups, folder),
             prepared.train,
             prepared.loader,
@@ -60,6 +60,12 @@ def train(prepared: Prepared, folder: str | Path, *, hooks: Sequence[Hook] = ())
         ).fit()
         save("model")
     return summary
+
+
+def _step_function(config: Config) -> Step:
+    if config.use_critic:
+        return ppo_step
+    return remax_step if estimator_reads(config, "reward_baselines") else group_step
 
 
 @contextmanager
@@ -189,6 +195,9 @@ def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str |
         max_response_length=length,
         adv_estimator=algorithm.adv_estimator,
         adv_options=advantage_options(config, [term.weight for term in prepared.scorer.reward.terms]),
+        with_sum_pi_squared=estimator_reads(config, "sum_pi_squared"),
+        whiten_mini_batches=algorithm.norm_scope == NormScope.MINI_BATCH,
+        correction=algorithm.rollout_correction,
         policy_objective=PolicyObjective(
             loss_mode=actor.policy_loss.loss_mode,
             options=policy_loss_options(config),

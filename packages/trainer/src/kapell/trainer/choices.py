@@ -7,12 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from .algorithms import Aggregation, KLKind, columns_of, get_advantage_estimator, get_policy_loss, options_of
-from .config import Config
+import torch
+
+from .algorithms import (
+    TOKEN_COLUMNS,
+    Aggregation,
+    KLKind,
+    MissingColumnError,
+    columns_of,
+    compute_advantages,
+    correct_rollout,
+    get_advantage_estimator,
+    get_policy_loss,
+    options_of,
+)
+from .config import AlgorithmConfig, Config, RolloutCorrectionConfig
 from .stage import stage_spec_of
 from .stages import Stages
 
-__all__ = ["advantage_options", "check_algorithms", "policy_loss_options"]
+__all__ = ["advantage_options", "check_algorithms", "estimator_reads", "policy_loss_options"]
 
 _PROMPT_COLUMNS = ("uid", "data_source", "ground_truth", "extra_info", "index", "prompts", "prompt_mask")
 
@@ -34,6 +47,8 @@ def check_algorithms(config: Config) -> None:
             raise ValueError(f"{key}: {error}") from None
     estimator, loss = get_advantage_estimator(algorithm.adv_estimator), get_policy_loss(actor.policy_loss.loss_mode)
     _check_options("algorithm.adv_options", estimator, algorithm.adv_options, advantage_options(config, ()))
+    _check_norm_scope(algorithm)
+    _check_correction(algorithm.rollout_correction)
     _check_options(
         "actor_rollout_ref.actor.policy_loss.options", loss, actor.policy_loss.options, policy_loss_options(config)
     )
@@ -84,16 +99,52 @@ def _check_options(
             raise ValueError(f"{key}: {name} needs the option {option!r}; set {key}.{option}")
 
 
+def estimator_reads(config: Config, column: str) -> bool:
+    """Whether the advantage estimator needs a column."""
+    return columns_of(get_advantage_estimator(config.algorithm.adv_estimator)).get(column, False)
+
+
+def _check_norm_scope(algorithm: AlgorithmConfig) -> None:
+    estimator, scope = get_advantage_estimator(algorithm.adv_estimator), algorithm.norm_scope
+    if scope is None:
+        return
+    key = f"algorithm.norm_scope={scope}"
+    if "norm_scope" not in options_of(estimator):
+        raise ValueError(f"{key}: {algorithm.adv_estimator} scales over nothing else; leave the key out")
+    columns: dict[str, Any] = dict.fromkeys(TOKEN_COLUMNS, torch.zeros(2, 1)) | {"uid": [0, 0]}
+    columns |= {"response_mask": torch.ones(2, 1), "reward_components": torch.zeros(2, 1)}
+    try:
+        compute_advantages(estimator, columns, {"component_weights": [1.0], "norm_scope": scope})
+    except MissingColumnError:
+        return
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def _check_correction(correction: RolloutCorrectionConfig) -> None:
+    one = torch.zeros(1, 1)
+    try:
+        correct_rollout(one, one, torch.ones(1, 1), **vars(correction))
+    except ValueError as error:
+        raise ValueError(f"algorithm.rollout_correction: {error}") from None
+
+
 def _columns_made(config: Config) -> set[str]:
     """The columns that the stages of this configuration make before the advantages."""
     unused = {"adv", "update_actor", "update_critic"}
     unused |= set() if config.use_reference else {"ref"}
     unused |= set() if config.use_critic else {"values"}
+    unused |= set() if estimator_reads(config, "reward_baselines") else {"gen_max"}
+    correction = config.algorithm.rollout_correction
     made = set(_PROMPT_COLUMNS)
     for method in vars(Stages).values():
         spec = stage_spec_of(method)
         if spec is not None and spec.name not in unused:
             made |= set(spec.writes)
+    if correction.bypass_mode:
+        made -= {"entropys", "sum_pi_squared"}
+    made -= set() if correction.rollout_is else {"rollout_is_weights"}
+    made -= set() if correction.rollout_rs else {"loss_mask"}
     return made
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .config_checks import require_positive, require_range
+from .config_algorithm import AlgorithmConfig, KLControlConfig, RolloutCorrectionConfig
+from .config_checks import require_positive
 from .config_models import (
     ActorConfig,
     ActorRolloutRefConfig,
@@ -42,6 +43,7 @@ __all__ = [
     "RewardConfig",
     "RewardModelConfig",
     "RolloutConfig",
+    "RolloutCorrectionConfig",
     "RolloutServerConfig",
     "SamplingConfig",
     "TrainerConfig",
@@ -81,49 +83,6 @@ class DataConfig:
         require_positive(self, "train_batch_size", "val_batch_size", "max_prompt_length", "max_response_length")
         if self.val_files and not self.train_files:
             raise ValueError("val_files needs train_files; the bundled task brings both")
-
-
-@dataclass(frozen=True, kw_only=True)
-class KLControlConfig:
-    """The weight of the KL penalty in the reward."""
-
-    type: Literal["fixed", "adaptive"] = "fixed"
-    """``adaptive`` steers the weight so that the KL divergence stays near ``target_kl``."""
-    kl_coef: float = 0.001
-    """The weight, or its first value."""
-    horizon: int = 10_000
-    """Rows over which the adaptive weight may change by the size of its error."""
-    target_kl: float = 0.1
-    """Wanted KL divergence per token, in nats."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "horizon", "target_kl")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
-    """How rewards become advantages."""
-
-    adv_estimator: str = "grpo"
-    """The advantage estimator, by name or import path. ``gae`` is PPO with a critic; the group estimators, such as
-    ``grpo``, need none."""
-    adv_options: dict[str, Any] = field(default_factory=dict)
-    """Its further options by name, such as ``unbiased_std`` of ``grpo``."""
-    gamma: float = 1.0
-    """Discount per token."""
-    lam: float = 1.0
-    """GAE's lambda."""
-    norm_scope: str | None = None
-    """Over what advantages are scaled to unit spread: none, group, batch. Null: as the estimator's paper has it."""
-    use_kl_in_reward: bool = False
-    """Subtract the KL divergence from the reference model from each token's reward."""
-    kl_penalty: str = "kl"
-    """The estimator of that divergence."""
-    kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
-    """Its weight."""
-
-    def __post_init__(self) -> None:
-        require_range(self, 0.0, 1.0, "gamma", "lam")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from .config import Config
 __all__ = ["ConfigError", "ResolvedConfig", "load_config"]
 
 _COMMAND_LINE = "command line"
+_TWO_BOUNDS = re.compile(r"[0-9.]+_[0-9.]+")
 
 
 class ConfigError(ValueError):
@@ -81,10 +83,12 @@ def _layers(files: Sequence[str | Path], overrides: Sequence[str]) -> Iterator[t
             raise FileNotFoundError(f"no configuration file {path}")
         yield str(path), _as_mapping(partial(OmegaConf.load, path), f"configuration file {path}")
     for override in overrides:
-        key, separator, _ = override.partition("=")
+        key, separator, value = override.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"override {override!r} is not of the form group.key=value")
-        parse = partial(OmegaConf.from_dotlist, [override])
+        # YAML would read the two bounds 0.5_2 as the number 0.52.
+        quoted = f"{key}='{value}'" if _TWO_BOUNDS.fullmatch(value) else override
+        parse = partial(OmegaConf.from_dotlist, [quoted])
         yield _COMMAND_LINE, _as_mapping(parse, f"override {override!r}")
 
 

@@ -6,20 +6,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from .algorithms import LossResult, Metric, entropy_from_logits, log_probs_from_logits, merge_metrics
+from .algorithms import (
+    LossResult,
+    Metric,
+    entropy_from_logits,
+    log_probs_from_logits,
+    merge_metrics,
+    sum_pi_squared_from_logits,
+)
 from .collective import Collective, SingleCollective
 from .config import OptimConfig
 
 __all__ = [
     "MODEL_COLUMNS",
     "Columns",
+    "PolicyOutput",
     "TrainEngine",
     "learning_rate_factor",
     "micro_batches",
@@ -34,10 +42,26 @@ MODEL_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses")
 """What a forward pass reads: three of shape ``(B, L)``, and the responses ``(B, T)`` at their end."""
 
 
+class PolicyOutput(NamedTuple):
+    """What a forward pass says of each response token, ``(B, T)`` each."""
+
+    log_probs: Tensor
+    """Log-probability of the token."""
+    entropy: Tensor | None
+    """Entropy of the distribution that it was drawn from."""
+    sum_pi_squared: Tensor | None
+    """Sum of that distribution's squared probabilities."""
+
+
 def policy_forward(
-    model: PreTrainedModel, columns: Columns, *, temperature: float, with_entropy: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities of the response tokens and, if asked for, the entropy at each; both ``(B, T)``."""
+    model: PreTrainedModel,
+    columns: Columns,
+    *,
+    temperature: float,
+    with_entropy: bool = False,
+    with_sum_pi_squared: bool = False,
+) -> PolicyOutput:
+    """Log-probabilities of the response tokens and, if asked for, what else their distributions say."""
     responses_BT = columns["responses"]
     num_tokens = responses_BT.shape[1]
     output = model(
@@ -48,9 +72,11 @@ def policy_forward(
         use_cache=False,
     )
     logits_BTV = output.logits[:, :-1]  # the logits at a token predict the next one
-    log_probs_BT = log_probs_from_logits(logits_BTV, responses_BT, temperature=temperature)
-    entropy_BT = entropy_from_logits(logits_BTV, temperature=temperature) if with_entropy else None
-    return log_probs_BT, entropy_BT
+    return PolicyOutput(
+        log_probs=log_probs_from_logits(logits_BTV, responses_BT, temperature=temperature),
+        entropy=entropy_from_logits(logits_BTV, temperature=temperature) if with_entropy else None,
+        sum_pi_squared=sum_pi_squared_from_logits(logits_BTV, temperature=temperature) if with_sum_pi_squared else None,
+    )
 
 
 def value_forward(model: PreTrainedModel, columns: Columns) -> Tensor:

@@ -52,6 +52,7 @@ def batch_metrics(batch: DataProto) -> dict[str, Metric]:
     if {"rollout_log_probs", "old_log_probs"} <= columns.keys():
         gap = (columns["rollout_log_probs"] - columns["old_log_probs"]).abs()
         metrics["training/rollout_log_probs_diff_max"] = Metric.max(keep(mask_BT, gap).max().item())
+    if "entropys" in columns:
         entropy = masked_mean(columns["entropys"], mask_BT).item()
         metrics["rollout/entropy"] = Metric.mean(entropy, weight=int(mask_BT.sum()))
     return metrics

@@ -56,11 +56,17 @@ class PolicyObjective:
         reference = ["ref_log_prob"] if self.kl_coef is not None else []
         return tuple(dict.fromkeys([*MODEL_COLUMNS, "response_mask", *loss_columns, *reference]))
 
+    @property
+    def optional_columns(self) -> tuple[str, ...]:
+        """The columns that it reads where a batch has them."""
+        optional = [name for name, needed in columns_of(get_policy_loss(self.loss_mode)).items() if not needed]
+        return tuple(dict.fromkeys([*_OPTIONAL_COLUMNS, *optional]))
+
     def __call__(self, model: PreTrainedModel, columns: Columns, totals: BatchTotals) -> LossResult:
-        """The loss of these rows, as their part of the mini-batch with ``totals``."""
-        log_probs_BT, entropy_BT = policy_forward(model, columns, temperature=self.temperature, with_entropy=True)
+        """The loss of these rows, as their part of the mini-batch with ``totals``, counted on the loss mask."""
+        log_probs_BT, entropy_BT, _ = policy_forward(model, columns, temperature=self.temperature, with_entropy=True)
         assert entropy_BT is not None
-        mask_BT = columns["response_mask"]
+        mask_BT = columns.get("loss_mask", columns["response_mask"])
         mode, scale = self.loss_agg_mode, self.max_response_length
         loss, metrics = policy_loss(
             self.loss_mode, {**columns, "log_probs": log_probs_BT}, self.options, mode=mode, totals=totals, scale=scale
@@ -96,6 +102,7 @@ class ValueObjective:
     """The constant of ``seq-mean-token-sum-norm``."""
 
     columns = (*MODEL_COLUMNS, "response_mask", "values", "returns")
+    optional_columns = ()
 
     def __call__(self, model: PreTrainedModel, columns: Columns, totals: BatchTotals) -> LossResult:
         """The loss of these rows, as their part of the mini-batch with ``totals``."""

@@ -16,8 +16,18 @@ import torch
 from kapell.protocol import DataProto
 from kapell.workergroup import WorkerGroup
 
-from .algorithms import BatchTotals, KLController, Metric, compute_advantages, kl_penalized_rewards, merge_metrics
-from .metrics import add_metrics
+from .algorithms import (
+    BatchTotals,
+    KLController,
+    Metric,
+    compute_advantages,
+    correct_rollout,
+    kl_penalized_rewards,
+    masked_whiten,
+    merge_metrics,
+)
+from .config import RolloutCorrectionConfig
+from .metrics import add_metrics, metrics_of
 from .objectives import PolicyObjective, ValueObjective
 from .sampler import Sampling
 from .scoring import Scorer
@@ -52,6 +62,12 @@ class Stages:
     """Name or import path of the advantage estimator."""
     adv_options: Mapping[str, Any] = field(default_factory=dict)
     """Its options, such as ``gamma``."""
+    with_sum_pi_squared: bool = False
+    """Whether the estimator reads ``sum_pi_squared``, which the pass for the old log-probabilities then makes."""
+    whiten_mini_batches: bool = False
+    """Scale the advantages of each mini-batch to mean 0 and unit spread over its tokens."""
+    correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+    """What is done about the gap between the sampler and the policy that is trained."""
     policy_objective: PolicyObjective
     """What the actor's update minimises."""
     policy_plan: UpdatePlan
@@ -105,14 +121,47 @@ class Stages:
         """Score each response."""
         return self.scorer(batch)
 
-    @stage("old_log_prob", reads=_MODEL_COLUMNS, writes=("old_log_probs", "entropys"))
+    @stage("gen_max", reads=("uid",), writes=("reward_baselines",))
+    def greedy_baselines(self, batch: DataProto, prompts: DataProto, step: int) -> DataProto:
+        """The score of the greedy response to each row's prompt."""
+        greedy = self.scorer(self.sample(prompts, replace(self.sampling, do_sample=False), 1, step))
+        scores = dict(zip(greedy.non_tensor_batch["uid"], greedy.column("rm_scores").sum(-1).tolist(), strict=True))
+        baselines_B = torch.tensor([scores[uid] for uid in batch.non_tensor_batch["uid"]])
+        metrics = {"critic/reward_baselines/mean": Metric.mean(baselines_B.mean().item(), weight=len(batch))}
+        metrics |= {name: value for name, value in metrics_of(greedy).items() if name == "reward/errors"}
+        return add_metrics(batch.union(DataProto.from_dict(tensors={"reward_baselines": baselines_B})), metrics)
+
+    @stage(
+        "old_log_prob",
+        reads=(*_MODEL_COLUMNS, "rollout_log_probs"),
+        writes=("old_log_probs", "entropys", "sum_pi_squared"),
+    )
     def old_log_probs(self, batch: DataProto) -> DataProto:
-        """Log-probabilities of the responses under the policy that sampled them."""
+        """Log-probabilities of the responses under the policy before its update; with bypass the sampler's own."""
+        if self.correction.bypass_mode:
+            return batch.union(DataProto.from_dict(tensors={"old_log_probs": batch.column("rollout_log_probs")}))
         return batch.union(
             self.policy.compute_log_prob(
-                batch, temperature=self.sampling.temperature, micro_batch_size=self.log_prob_micro_batch_size
+                batch,
+                temperature=self.sampling.temperature,
+                with_sum_pi_squared=self.with_sum_pi_squared,
+                micro_batch_size=self.log_prob_micro_batch_size,
             )
         )
+
+    @stage(
+        "rollout_corr",
+        reads=("old_log_probs", "rollout_log_probs", "response_mask"),
+        writes=("loss_mask", "rollout_is_weights"),
+    )
+    def correct_rollout(self, batch: DataProto) -> DataProto:
+        """Importance weights and a loss mask, where they are asked for, and how far the sampler is from the policy."""
+        columns = (batch.column(name) for name in ("old_log_probs", "rollout_log_probs", "response_mask"))
+        correction = correct_rollout(*columns, **vars(self.correction))
+        made = {"loss_mask": correction.loss_mask} if self.correction.rollout_rs else {}
+        if correction.rollout_is_weights is not None:
+            made["rollout_is_weights"] = correction.rollout_is_weights
+        return add_metrics(batch.union(DataProto.from_dict(tensors=made)) if made else batch, correction.metrics)
 
     @stage("ref", reads=_MODEL_COLUMNS, writes=("ref_log_prob",))
     def ref_log_probs(self, batch: DataProto) -> DataProto:
@@ -190,12 +239,16 @@ class Stages:
         step: int,
         role: str,
     ) -> DataProto:
-        needed = batch.select(batch_keys=objective.columns)
+        optional = [name for name in objective.optional_columns if name in batch.columns]
+        needed = batch.select(batch_keys=[*objective.columns, *optional])
         # Every call is sent before the first result is read, so that workers never wait for the controller.
         calls = []
         for rows in mini_batches(batch.non_tensor_batch["uid"], plan, seed=(self.seed, step)):
             mini = needed.select_idxs(rows)
-            totals = replace(BatchTotals.of(mini.column("response_mask")), dp_size=group.world_size)
+            mask_BT = mini.column("loss_mask" if "loss_mask" in optional else "response_mask")
+            if self.whiten_mini_batches and role == "actor":
+                mini = _with_white_advantages(mini, mask_BT)
+            totals = replace(BatchTotals.of(mask_BT), dp_size=group.world_size)
             gradients = group.forward_backward.options(blocking=False)(
                 mini, objective=objective, totals=totals, micro_batch_size=plan.micro_batch_size
             )
@@ -205,3 +258,9 @@ class Stages:
             parts += gradients.get()
             parts.append({f"{role}/{name}": Metric.mean(value, weight=1) for name, value in moved.get().items()})
         return add_metrics(batch, merge_metrics(parts))
+
+
+def _with_white_advantages(batch: DataProto, mask_BT: torch.Tensor) -> DataProto:
+    white_BT = masked_whiten(batch.column("advantages"), mask_BT)
+    others = [name for name in batch.columns if name != "advantages" and name not in batch.non_tensor_batch]
+    return batch.select(batch_keys=others).union(DataProto.from_dict(tensors={"advantages": white_BT}))

@@ -8,7 +8,7 @@ from kapell.protocol import DataProto
 
 from .stages import Stages
 
-__all__ = ["Step", "group_step", "ppo_step"]
+__all__ = ["Step", "group_step", "ppo_step", "remax_step"]
 
 Step = Callable[[Stages, DataProto, int], DataProto]
 """From the stages, a batch of prompts and the step's number to the finished batch."""
@@ -19,6 +19,21 @@ def group_step(stages: Stages, prompts: DataProto, step: int) -> DataProto:
     batch = stages.generate(prompts, step)
     batch = stages.score(batch)
     batch = stages.old_log_probs(batch)
+    batch = stages.correct_rollout(batch)
+    if stages.use_reference:
+        batch = stages.ref_log_probs(batch)
+    batch = stages.shape_rewards(batch)
+    batch = stages.advantages(batch)
+    return stages.update_actor(batch, step)
+
+
+def remax_step(stages: Stages, prompts: DataProto, step: int) -> DataProto:
+    """ReMax: a response is compared with the greedy one to its prompt (2310.10505, algorithm 1)."""
+    batch = stages.generate(prompts, step)
+    batch = stages.score(batch)
+    batch = stages.greedy_baselines(batch, prompts, step)
+    batch = stages.old_log_probs(batch)
+    batch = stages.correct_rollout(batch)
     if stages.use_reference:
         batch = stages.ref_log_probs(batch)
     batch = stages.shape_rewards(batch)
@@ -31,6 +46,7 @@ def ppo_step(stages: Stages, prompts: DataProto, step: int) -> DataProto:
     batch = stages.generate(prompts, step)
     batch = stages.score(batch)
     batch = stages.old_log_probs(batch)
+    batch = stages.correct_rollout(batch)
     if stages.use_reference:
         batch = stages.ref_log_probs(batch)
     batch = stages.values(batch)

@@ -147,13 +147,33 @@ class ActorRolloutRefWorker(TrainWorker):
         """How many times the weights have moved."""
         return self._version
 
-    @register(Dispatch.DP_COMPUTE_PROTO, reads=(*MODEL_COLUMNS, "response_mask"), writes=("old_log_probs", "entropys"))
+    @register(
+        Dispatch.DP_COMPUTE_PROTO,
+        reads=(*MODEL_COLUMNS, "response_mask"),
+        writes=("old_log_probs", "entropys", "sum_pi_squared"),
+    )
     def compute_log_prob(
-        self, batch: DataProto, *, temperature: float, micro_batch_size: int | None = None
+        self,
+        batch: DataProto,
+        *,
+        temperature: float,
+        with_sum_pi_squared: bool = False,
+        micro_batch_size: int | None = None,
     ) -> DataProto:
-        """Log-probabilities of the responses, and the entropy at each token, under the current weights."""
-        old_log_probs, entropys = self._log_probs(self.engine.model, batch, temperature, micro_batch_size)
-        return DataProto.from_dict(tensors={"old_log_probs": old_log_probs, "entropys": entropys})
+        """Log-probabilities of the responses, and the entropy at each token, under the current weights.
+
+        ``sum_pi_squared``, the sum of the squared probabilities of all tokens there, only if asked for.
+        """
+        made = self._forward(
+            self.engine.model,
+            batch,
+            micro_batch_size,
+            temperature=temperature,
+            with_entropy=True,
+            with_sum_pi_squared=with_sum_pi_squared,
+        )
+        names = {"log_probs": "old_log_probs", "entropy": "entropys"}
+        return DataProto.from_dict(tensors={names.get(name, name): column for name, column in made.items()})
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=(*MODEL_COLUMNS, "response_mask"), writes=("ref_log_prob",))
     def compute_ref_log_prob(
@@ -162,8 +182,8 @@ class ActorRolloutRefWorker(TrainWorker):
         """Log-probabilities of the responses under the frozen reference."""
         if self._reference is None:
             raise RuntimeError("this worker has no reference model; build it with with_reference=True")
-        log_probs, _ = self._log_probs(self._reference, batch, temperature, micro_batch_size)
-        return DataProto.from_dict(tensors={"ref_log_prob": log_probs})
+        made = self._forward(self._reference, batch, micro_batch_size, temperature=temperature)
+        return DataProto.from_dict(tensors={"ref_log_prob": made["log_probs"]})
 
     @register(Dispatch.ONE_TO_ALL, collect=Reduction.FIRST)
     def optimizer_step(self) -> dict[str, float]:
@@ -180,18 +200,20 @@ class ActorRolloutRefWorker(TrainWorker):
         self._version = state["policy_version"]
 
     @torch.no_grad()
-    def _log_probs(
-        self, model: PreTrainedModel, batch: DataProto, temperature: float, micro_batch_size: int | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(
+        self, model: PreTrainedModel, batch: DataProto, micro_batch_size: int | None, **options: Any
+    ) -> dict[str, torch.Tensor]:
+        """The fields of `PolicyOutput` that ``options`` ask for, with zeros in masked slots."""
         columns = _tensors(batch)
         mask_BT = columns["response_mask"]
         parts = [
-            policy_forward(model, micro, temperature=temperature, with_entropy=True)
-            for micro in micro_batches(columns, micro_batch_size)
+            policy_forward(model, micro, **options)._asdict() for micro in micro_batches(columns, micro_batch_size)
         ]
-        log_probs_BT = torch.cat([log_probs for log_probs, _ in parts]) if parts else mask_BT.float()
-        entropy_BT = torch.cat([entropy for _, entropy in parts if entropy is not None]) if parts else mask_BT.float()
-        return log_probs_BT * mask_BT, entropy_BT * mask_BT
+        if not parts:
+            names = ["log_probs", *(name.removeprefix("with_") for name, value in options.items() if value is True)]
+            return {name: mask_BT.float() for name in names}
+        names = [name for name, column in parts[0].items() if column is not None]
+        return {name: torch.cat([part[name] for part in parts]) * mask_BT for name in names}
 
 
 class CriticWorker(TrainWorker):
