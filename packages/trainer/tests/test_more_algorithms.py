@@ -218,3 +218,11 @@ def test_two_bounds_on_the_command_line_are_no_number():
     key = "algorithm.rollout_correction.rollout_is_threshold"
     assert load_config(overrides=[f"{key}=0.5_2"]).config.algorithm.rollout_correction.rollout_is_threshold == "0.5_2"
     assert load_config(overrides=[f"{key}=3"]).config.algorithm.rollout_correction.rollout_is_threshold == 3.0
+
+
+def test_stop_strings_of_the_configuration_end_responses_in_training(run):
+    digits = "['0','1','2','3','4']"
+    (batch, _), _ = run(f"actor_rollout_ref.rollout.stop={digits}")
+    texts = batch.column("solution_str")
+    assert not any(set(text[:-1]) & set("01234") for text in texts)
+    assert any(text[-1:] in set("01234") for text in texts)

@@ -76,10 +76,40 @@ def test_equal_neighbouring_prompts_are_prefilled_once(policy):
     hook = policy.register_forward_pre_hook(
         lambda _module, args, kwargs: rows.append((args or [kwargs["input_ids"]])[0].shape[0]), with_kwargs=True
     )
-    rollout_of(policy)
+    rollout_of(policy, eos=())
     hook.remove()
-    assert rows[0] == 3
-    assert set(rows[1:]) == {5}
+    assert rows == [3, *[5] * (LENGTH - 1)]
+
+
+def test_padding_that_all_rows_share_is_not_computed(policy):
+    widths = []
+    hook = policy.register_forward_pre_hook(
+        lambda _module, args, kwargs: widths.append((args or [kwargs["input_ids"]])[0].shape[1]), with_kwargs=True
+    )
+    wide, mask = (torch.nn.functional.pad(column, (9, 0)) for column in pad_left([[3, 4, 2], [5, 2]], pad_id=0))
+    uniforms = sample_streams(1, 1, range(2), LENGTH)
+    options = {"sampling": Sampling(), "uniforms_BT": uniforms, "eos_token_ids": [1], "pad_token_id": 0}
+    padded = sample(policy, wide, mask, **options)
+    hook.remove()
+    assert widths[0] == 3
+    plain = sample(policy, wide[:, 9:], mask[:, 9:], **options)
+    assert torch.equal(padded.responses, plain.responses)
+    assert torch.equal(padded.rollout_log_probs, plain.rollout_log_probs)
+
+
+def test_rows_that_have_ended_leave_the_batch(policy):
+    rows = []
+    hook = policy.register_forward_pre_hook(
+        lambda _module, args, kwargs: rows.append((args or [kwargs["input_ids"]])[0].shape[0]), with_kwargs=True
+    )
+    rollout, ids_BP, mask_BP = rollout_of(policy, [[3, 2]] * 64, eos=(1, 4, 7, 9))
+    hook.remove()
+    running = rollout.response_mask.sum(0).tolist()
+    assert rows[0] == 1
+    assert all(count <= 64 and count * 0.75 <= max(left, 1) for count, left in zip(rows[1:], running[1:], strict=False))
+    assert rows[-1] < 32
+    expected = recomputed(policy, rollout, ids_BP, mask_BP, 1.0)
+    assert (rollout.rollout_log_probs - expected).abs().max() < 1e-5
 
 
 def test_responses_end_with_the_first_end_token_and_padding_follows(policy):

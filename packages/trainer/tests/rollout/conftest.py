@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 class CompletionsServer:
     """Serves ``/v1/completions`` and ``/update_weights_from_disk``; samples token by token, without a cache."""
 
-    def __init__(self, model, style="vllm"):
+    def __init__(self, model, style="vllm", decode=None):
         self.model = model
+        self.decode = decode
         self.style = style
         self.requests = []
         self.loaded = []
@@ -34,7 +35,7 @@ class CompletionsServer:
     @torch.no_grad()
     def _complete(self, body):
         generator = torch.Generator().manual_seed(body["seed"])
-        ids, tokens, log_probs, reason = list(body["prompt"]), [], [], "length"
+        ids, tokens, log_probs, reason, matched = list(body["prompt"]), [], [], "length", None
         while len(tokens) < body["max_tokens"]:
             logits = self.model(torch.tensor([ids])).logits[0, -1]
             scaled = (logits / (body["temperature"] or 1.0)).log_softmax(-1)
@@ -48,12 +49,16 @@ class CompletionsServer:
             if token in body["stop_token_ids"]:
                 reason = "stop"
                 break
+            matched = next((text for text in body.get("stop", ()) if text in self.decode(tokens)), None)
+            if matched:
+                reason = "stop"
+                break
         choice = {"index": 0, "text": "", "finish_reason": reason, "logprobs": {"token_logprobs": log_probs}}
         choice["logprobs"]["tokens"] = [f"token_id:{token}" for token in tokens]
         if self.style == "vllm":
-            choice["token_ids"] = tokens
+            choice |= {"token_ids": tokens, "stop_reason": matched}
         elif self.style == "sglang":
-            choice["response_token_ids"] = tokens
+            choice |= {"response_token_ids": tokens, "matched_stop": matched}
         return choice
 
 

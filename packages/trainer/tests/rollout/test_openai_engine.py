@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -57,6 +58,22 @@ def test_greedy_responses_are_those_of_the_built_in_engine(style, serving):
     assert torch.equal(ours.responses, served.responses)
     assert torch.equal(ours.response_mask, served.response_mask)
     torch.testing.assert_close(ours.rollout_log_probs, served.rollout_log_probs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("style", ["vllm", "sglang"])
+def test_stop_strings_end_responses_where_the_built_in_engine_ends_them(style, serving):
+    model = tiny_model()
+    request = request_for("1", "234", "5678", "99", sampling=Sampling(do_sample=False))
+    decode = partial(TOKENIZER.decode, skip_special_tokens=True)
+    text = decode(SamplerEngine(model, (EOS,), PAD).generate(request).responses[1])
+    stopping = replace(request, sampling=Sampling(do_sample=False, stop=(text[1:3], "no such text")))
+    with serving(model, style=style, decode=decode) as (server, url):
+        ours = SamplerEngine(model, (EOS,), PAD, TOKENIZER).generate(stopping)
+        served = engine_for(url).generate(stopping)
+    assert server.requests[0]["stop"] == [text[1:3], "no such text"]
+    assert decode(ours.responses[1]) == text[:3] != text
+    assert torch.equal(ours.responses, served.responses)
+    assert torch.equal(ours.response_mask, served.response_mask)
 
 
 def test_log_probs_agree_with_recomputed_ones(serving):

@@ -48,7 +48,7 @@ def train(prepared: Prepared, folder: str | Path, *, hooks: Sequence[Hook] = ())
             prepared.loader,
             total_steps=prepared.total_steps,
             val=prepared.val,
-            val_sampling=_sampling(rollout.val_kwargs),
+            val_sampling=_sampling(rollout.val_kwargs, rollout.stop),
             val_samples=rollout.val_kwargs.n,
             val_batch_size=prepared.config.data.val_batch_size,
             val_before_train=trainer_config.val_before_train,
@@ -80,6 +80,7 @@ def _worker_groups(prepared: Prepared) -> Generator[Mapping[str, WorkerGroup]]:
         actor.optim,
         eos_token_ids=_eos_token_ids(prepared),
         pad_token_id=tokenizer.pad_token_id,
+        tokenizer=tokenizer if config.actor_rollout_ref.rollout.stop else None,
         with_reference=config.use_reference,
         grad_clip=actor.grad_clip,
         total_optimizer_steps=_optimizer_steps(prepared, _plan(actor, actor)),
@@ -156,8 +157,14 @@ def _optimizer_steps(prepared: Prepared, plan: UpdatePlan) -> int:
     return prepared.total_steps * plan.epochs * per_epoch
 
 
-def _sampling(config: SamplingConfig) -> Sampling:
-    return Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, do_sample=config.do_sample)
+def _sampling(config: SamplingConfig, stop: Sequence[str]) -> Sampling:
+    return Sampling(
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        do_sample=config.do_sample,
+        stop=tuple(stop),
+    )
 
 
 def _kl_controller(config: KLControlConfig) -> KLController:
@@ -191,7 +198,7 @@ def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str |
         rollout=_served_rollout(config, groups, folder),
         scorer=_scorer(prepared, groups),
         samples_per_prompt=rollout.n,
-        sampling=_sampling(rollout),
+        sampling=_sampling(rollout, rollout.stop),
         max_response_length=length,
         adv_estimator=algorithm.adv_estimator,
         adv_options=advantage_options(config, [term.weight for term in prepared.scorer.reward.terms]),

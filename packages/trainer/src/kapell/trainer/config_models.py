@@ -162,6 +162,9 @@ class RolloutConfig(SamplingConfig):
     """Sample; otherwise always take the most probable token."""
     n: int = 8
     """Responses per prompt."""
+    stop: list[str] = field(default_factory=list)
+    """Texts that end a response, in training and validation. Their tokens stay in the response, for the policy to learn
+    them and the reward to see them."""
     log_prob_micro_batch_size_per_gpu: int | None = None
     """Rows per forward pass when log-probabilities are recomputed. Null: all."""
     val_kwargs: SamplingConfig = field(default_factory=SamplingConfig)
@@ -170,6 +173,8 @@ class RolloutConfig(SamplingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "log_prob_micro_batch_size_per_gpu")
+        if "" in self.stop:
+            raise ValueError(f"stop must not hold an empty text, got {self.stop}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,9 @@ class OpenAIEngine(HttpService):
     by ``return_tokens_as_token_ids`` (vLLM). Its log-probabilities must be those at the sampling temperature, before
     top-k and top-p: with a temperature other than 1, start vLLM with ``--logprobs-mode processed_logprobs`` and leave
     top-k and top-p off; ``training/rollout_log_probs_diff_max`` shows how far they are from the trainer's own.
+
+    Stop strings are sent as ``stop``. The server must say which one ended a response (``stop_reason`` of vLLM,
+    ``matched_stop`` of SGLang) and return its tokens too.
     """
 
     model: str
@@ -87,6 +90,8 @@ class OpenAIEngine(HttpService):
         }
         if sampling.do_sample and sampling.top_k > 0:
             body["top_k"] = sampling.top_k
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
         return body
 
     def _complete(self, session: requests.Session, body: Mapping[str, Any]) -> tuple[list[int], list[float]]:
@@ -105,13 +110,19 @@ class OpenAIEngine(HttpService):
             )
         if not all(map(math.isfinite, log_probs)):
             raise ServiceError(f"{self.url} answered logprobs that are not finite: {log_probs}")
-        ended = tokens[-1] in self.eos_token_ids
+        ended = tokens[-1] in self.eos_token_ids or _stop_string_of(choice) in body.get("stop", ())
         if not ended and len(tokens) < body["max_tokens"]:
             raise ServiceError(
                 f"{self.url} answered {len(tokens)} of {body['max_tokens']} tokens without an end-of-sequence token "
-                f"(finish_reason {choice.get('finish_reason')!r}); training needs that token and its log-probability"
+                f"(finish_reason {choice.get('finish_reason')!r}, stop string {_stop_string_of(choice)!r}); training "
+                "needs that token and its log-probability"
             )
         return tokens, log_probs
+
+
+def _stop_string_of(choice: Mapping[str, Any]) -> object:
+    """The stop string that ended a completion, by the field of vLLM or of SGLang; None if none did."""
+    return choice.get("stop_reason", choice.get("matched_stop"))
 
 
 def _tokens_of(choice: Mapping[str, Any]) -> list[int]:

@@ -10,12 +10,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kapell.protocol import DataProto
 
 from .algorithms import position_ids
 from .sampler import Rollout, Sampling, sample, sample_streams
+from .stop_strings import StopStrings
 
 __all__ = ["ROLLOUT_COLUMNS", "RolloutEngine", "RolloutRequest", "SamplerEngine", "rollout_columns"]
 
@@ -69,9 +70,14 @@ class SamplerEngine:
     """Tokens that end a response."""
     pad_token_id: int
     """Fills what follows."""
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """Reads the text in which stop strings are looked for; not needed without any."""
 
     def generate(self, request: RolloutRequest) -> Rollout:
         """A response for each row."""
+        stop = request.sampling.stop
+        if stop and self.tokenizer is None:
+            raise ValueError(f"stop strings {list(stop)} need a tokenizer; give the engine one")
         return sample(
             self.model,
             request.prompts,
@@ -80,6 +86,7 @@ class SamplerEngine:
             uniforms_BT=sample_streams(request.seed, request.step, request.sample_ids, request.max_new_tokens),
             eos_token_ids=self.eos_token_ids,
             pad_token_id=self.pad_token_id,
+            stop_strings=StopStrings(stop, self.tokenizer) if stop and self.tokenizer else None,
         )
 
 

@@ -13,8 +13,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from .algorithms import log_probs_from_logits, position_ids
+from .stop_strings import StopStrings
 
 __all__ = ["Rollout", "Sampling", "filter_logits", "sample", "sample_streams"]
+
+_COMPACT_BELOW = 0.75  # share of running rows at which leaving the others out is worth copying the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,8 @@ class Sampling:
     """Only the most probable tokens that together reach this probability."""
     do_sample: bool = True
     """Draw; otherwise take the most probable token."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response; the tokens of the text are part of it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Rollout:
     responses: Tensor
     """``(B, T)`` token ids, padded on the right."""
     response_mask: Tensor
-    """``(B, T)``: 1 for each sampled token, the first end-of-sequence token included."""
+    """``(B, T)``: 1 for each sampled token, the first end-of-sequence token or those of a stop string included."""
     rollout_log_probs: Tensor
     """``(B, T)``: log-probability of each sampled token at the sampling temperature, before top-k and top-p; 0
     for padding."""
@@ -96,10 +101,11 @@ def sample(
     uniforms_BT: Tensor,
     eos_token_ids: Collection[int],
     pad_token_id: int,
+    stop_strings: StopStrings | None = None,
 ) -> Rollout:
-    """Continue each left-padded prompt until an end-of-sequence token or the width of ``uniforms_BT``.
+    """Continue each left-padded prompt until an end-of-sequence token, a stop string or the width of ``uniforms_BT``.
 
-    Neighbouring rows with the same prompt share its prefill.
+    Neighbouring rows with the same prompt share its prefill; rows that have ended leave the model's batch.
     """
     num_rows, length = uniforms_BT.shape
     device = input_ids_BP.device
@@ -109,28 +115,37 @@ def sample(
     if not num_rows:
         return Rollout(responses_BT, mask_BT, log_probs_BT)
     eos = torch.tensor(sorted(eos_token_ids), device=device)
-    logits_BV, cache = _prefill(model, input_ids_BP, attention_mask_BP)
-    attention_BL = torch.cat([attention_mask_BP, torch.ones_like(responses_BT)], dim=1)
-    next_position_B = attention_mask_BP.sum(-1)
-    running_B = torch.ones(num_rows, dtype=torch.bool, device=device)
-    prompt_length = input_ids_BP.shape[1]
+    start = int(attention_mask_BP.any(0).int().argmax())  # columns before it are padding in all rows
+    logits_RV, cache = _prefill(model, input_ids_BP[:, start:], attention_mask_BP[:, start:])
+    attention_RL = torch.cat([attention_mask_BP[:, start:], torch.ones_like(responses_BT)], dim=1)
+    next_position_R = attention_mask_BP.sum(-1)
+    prompt_length = input_ids_BP.shape[1] - start
+    rows_R = torch.arange(num_rows, device=device)  # R: the rows that are still in the model's batch
+    running_R = torch.ones(num_rows, dtype=torch.bool, device=device)
     for t in range(length):
-        tokens_B = _choose(logits_BV, sampling, uniforms_BT[:, t].to(device))
-        chosen_B = log_probs_from_logits(logits_BV[:, None], tokens_B[:, None], temperature=sampling.temperature)[:, 0]
-        responses_BT[:, t] = torch.where(running_B, tokens_B, pad_token_id)
-        log_probs_BT[:, t] = torch.where(running_B, chosen_B, 0.0)
-        mask_BT[:, t] = running_B
-        running_B = running_B & ~torch.isin(tokens_B, eos)
-        if t + 1 == length or not running_B.any():
+        tokens_R = _choose(logits_RV, sampling, uniforms_BT[:, t].to(device)[rows_R])
+        chosen_R = log_probs_from_logits(logits_RV[:, None], tokens_R[:, None], temperature=sampling.temperature)[:, 0]
+        responses_BT[rows_R, t] = torch.where(running_R, tokens_R, pad_token_id)
+        log_probs_BT[rows_R, t] = torch.where(running_R, chosen_R, 0.0)
+        mask_BT[rows_R, t] = running_R.long()
+        running_R = running_R & ~torch.isin(tokens_R, eos)
+        if stop_strings is not None:
+            running_R[running_R.clone()] = ~stop_strings.found(responses_BT[rows_R[running_R], : t + 1])
+        num_running = int(running_R.sum())
+        if t + 1 == length or not num_running:
             break
+        if num_running <= _COMPACT_BELOW * len(rows_R):
+            cache.batch_select_indices(running_R.nonzero()[:, 0])
+            rows_R, attention_RL, next_position_R = (x[running_R] for x in (rows_R, attention_RL, next_position_R))
+            running_R = running_R[running_R]
         output = model(
-            responses_BT[:, t : t + 1],
-            attention_mask=attention_BL[:, : prompt_length + t + 1],
-            position_ids=(next_position_B + t)[:, None],
+            responses_BT[rows_R, t : t + 1],
+            attention_mask=attention_RL[:, : prompt_length + t + 1],
+            position_ids=(next_position_R + t)[:, None],
             past_key_values=cache,
             use_cache=True,
         )
-        logits_BV = output.logits[:, -1]
+        logits_RV = output.logits[:, -1]
     return Rollout(responses_BT, mask_BT, log_probs_BT)
 
 

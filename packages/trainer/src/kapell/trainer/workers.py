@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kapell.decorators import Dispatch, Reduction, register
 from kapell.protocol import DataProto
@@ -102,7 +102,10 @@ class TrainWorker(Worker):
 
 
 class ActorRolloutRefWorker(TrainWorker):
-    """The policy in its three roles, on one copy of the weights; the reference is a second, frozen copy."""
+    """The policy in its three roles, on one copy of the weights; the reference is a second, frozen copy.
+
+    ``tokenizer`` is needed for stop strings only.
+    """
 
     role = "actor"
 
@@ -113,11 +116,12 @@ class ActorRolloutRefWorker(TrainWorker):
         *,
         eos_token_ids: Collection[int],
         pad_token_id: int,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         with_reference: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(build_model, optim, **options)
-        self._rollout: RolloutEngine = SamplerEngine(self.engine.model, tuple(eos_token_ids), pad_token_id)
+        self._rollout: RolloutEngine = SamplerEngine(self.engine.model, tuple(eos_token_ids), pad_token_id, tokenizer)
         self._reference = build_model().requires_grad_(False) if with_reference else None
         self._version = 0
 
