@@ -28,13 +28,13 @@ from .trainer import Trainer
 from .updates import UpdatePlan
 from .workers import ActorRolloutRefWorker, CriticWorker
 
-__all__ = ["Prepared", "prepare", "train"]
+__all__ = ["Prepared", "build_stages", "prepare", "step_of", "train", "worker_groups"]
 
 
 def train(prepared: Prepared, folder: str | Path, *, hooks: Sequence[Hook] = ()) -> RunSummary:
     """Start the workers, train, save the model into ``folder/model`` and end the workers, whatever happens."""
     trainer_config, rollout = prepared.config.trainer, prepared.config.actor_rollout_ref.rollout
-    with _worker_groups(prepared) as groups:
+    with worker_groups(prepared) as groups:
         policy = groups["actor_rollout_ref"]
 
         def save(name: str) -> None:
@@ -42,8 +42,8 @@ def train(prepared: Prepared, folder: str | Path, *, hooks: Sequence[Hook] = ())
             prepared.tokenizer.save_pretrained(Path(folder) / name)
 
         summary = Trainer(
-            _step_function(prepared.config),
-            _stages(prepared, groups, folder),
+            step_of(prepared.config),
+            build_stages(prepared, groups, folder),
             prepared.train,
             prepared.loader,
             total_steps=prepared.total_steps,
@@ -62,15 +62,21 @@ def train(prepared: Prepared, folder: str | Path, *, hooks: Sequence[Hook] = ())
     return summary
 
 
-def _step_function(config: Config) -> Step:
+def step_of(config: Config) -> Step:
+    """The step function of the run."""
     if config.use_critic:
         return ppo_step
     return remax_step if estimator_reads(config, "reward_baselines") else group_step
 
 
 @contextmanager
-def _worker_groups(prepared: Prepared) -> Generator[Mapping[str, WorkerGroup]]:
-    """The roles of the run, all in the same processes but for a reward model with its own; they end with the block."""
+def worker_groups(
+    prepared: Prepared, *, substitutes: Mapping[str, ClassWithInitArgs] | None = None
+) -> Generator[Mapping[str, WorkerGroup]]:
+    """The roles of the run, all in the same processes but for a reward model with its own; they end with the block.
+
+    ``substitutes`` are workers to use for a role in place of the run's own.
+    """
     config, threads = prepared.config, prepared.config.trainer.torch_threads
     tokenizer = prepared.tokenizer
     actor = config.actor_rollout_ref.actor
@@ -108,6 +114,7 @@ def _worker_groups(prepared: Prepared) -> Generator[Mapping[str, WorkerGroup]]:
     apart: dict[str, ClassWithInitArgs] = {}
     if (model := config.reward.reward_model).enable:
         (apart if model.enable_resource_pool else roles)["reward_model"] = _reward_model(prepared)
+    roles |= {name: worker for name, worker in (substitutes or {}).items() if name in roles}
     with load_backend(config.backend.name)(**config.backend.options) as backend:
         pool = backend.resource_pool([config.trainer.n_gpus_per_node] * config.trainer.nnodes)
         group = backend.worker_group(pool, colocate(roles), role="workers", worker_env=environment)
@@ -188,7 +195,8 @@ def _scorer(prepared: Prepared, groups: Mapping[str, WorkerGroup]) -> Scorer:
     return replace(prepared.scorer, reward_model=RewardModel(groups["reward_model"], by_text=by_text))
 
 
-def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str | Path) -> Stages:
+def build_stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str | Path) -> Stages:
+    """The stages of the run over its groups; ``folder`` takes the weights for a rollout server."""
     config = prepared.config
     algorithm, actor, rollout = config.algorithm, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     length = config.data.max_response_length
@@ -226,6 +234,8 @@ def _stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str |
         kl_in_reward=_kl_controller(algorithm.kl_ctrl) if algorithm.use_kl_in_reward else None,
         kl_penalty=algorithm.kl_penalty,
         log_prob_micro_batch_size=rollout.log_prob_micro_batch_size_per_gpu,
+        ref_micro_batch_size=config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu
+        or rollout.log_prob_micro_batch_size_per_gpu,
         value_micro_batch_size=config.critic.forward_micro_batch_size_per_gpu,
         critic_warmup=config.trainer.critic_warmup,
         seed=config.trainer.seed,

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from .config_algorithm import AlgorithmConfig, KLControlConfig, RolloutCorrectionConfig
 from .config_checks import require_positive
+from .config_conditions import AllOf, AnyOf, Conditions, Contains, Given, Needs, Unset
 from .config_models import (
     ActorConfig,
     ActorRolloutRefConfig,
@@ -49,6 +50,9 @@ __all__ = [
     "TrainerConfig",
 ]
 
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+"""The values of ``trainer.logger`` that are experiment trackers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -79,6 +83,11 @@ class DataConfig:
     seed: int | None = None
     """Seed of that order and of the bundled task's files. Null: ``trainer.seed``."""
 
+    active_if: ClassVar[Conditions] = {
+        "val_batch_size": Given("trainer.test_freq"),
+        "seed": AnyOf((Needs(".shuffle"), Unset(".train_files"))),
+    }
+
     def __post_init__(self) -> None:
         require_positive(self, "train_batch_size", "val_batch_size", "max_prompt_length", "max_response_length")
         if self.val_files and not self.train_files:
@@ -93,6 +102,8 @@ class CustomRewardConfig:
     """The file. Null: the reward that belongs to the rows' data source."""
     name: str = "compute_score"
     """The function in it: ``(data_source, solution_str, ground_truth, extra_info) -> float | dict``."""
+
+    active_if: ClassVar[Conditions] = {"name": Given(".path")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +126,12 @@ class RewardModelConfig:
     """Machines of its own workers."""
     n_gpus_per_node: int = 1
     """Its own workers on each machine."""
+
+    active_if: ClassVar[Conditions] = {
+        **dict.fromkeys(("path", "weight", "use_own_tokenizer", "micro_batch_size_per_gpu"), Needs(".enable")),
+        "enable_resource_pool": Needs(".enable"),
+        **dict.fromkeys(("nnodes", "n_gpus_per_node"), AllOf((Needs(".enable"), Needs(".enable_resource_pool")))),
+    }
 
     def __post_init__(self) -> None:
         require_positive(self, "micro_batch_size_per_gpu", "nnodes", "n_gpus_per_node")
@@ -142,6 +159,8 @@ class RewardConfig:
     ``reward/errors``."""
     fallback_score: float = 0.0
     """The score of such a response."""
+
+    active_if: ClassVar[Conditions] = {"fallback_score": Needs(".on_error", ("fallback",))}
 
     def __post_init__(self) -> None:
         require_positive(self, "timeout", "concurrency")
@@ -193,6 +212,13 @@ class TrainerConfig:
     strict_hooks: bool = False
     """A logger that fails ends the run, where otherwise it is reported once."""
 
+    active_if: ClassVar[Conditions] = {
+        "val_before_train": Given(".test_freq"),
+        "validation_data_dir": Given(".test_freq"),
+        "log_val_generations": AllOf((Given(".test_freq"), Contains(".logger", ("console",)))),
+        **dict.fromkeys(("project_name", "experiment_name"), Contains(".logger", TRACKERS)),
+    }
+
     def __post_init__(self) -> None:
         require_positive(self, "total_epochs", "nnodes", "n_gpus_per_node", "torch_threads")
         for name in ("total_training_steps", "critic_warmup", "log_val_generations"):
@@ -233,6 +259,8 @@ class Config:
     """The run."""
     backend: BackendConfig = field(default_factory=BackendConfig)
     """The workers' home."""
+
+    active_if: ClassVar[Conditions] = {"critic": Needs("algorithm.adv_estimator", ("gae",))}
 
     def __post_init__(self) -> None:
         for role in ("actor_rollout_ref.actor", "critic"):

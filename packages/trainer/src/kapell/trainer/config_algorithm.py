@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from .config_checks import require_positive, require_range
+from .config_conditions import Conditions, Given, Needs, OptionOf
 
 __all__ = ["AlgorithmConfig", "KLControlConfig", "RolloutCorrectionConfig"]
 
@@ -22,6 +23,11 @@ class KLControlConfig:
     """Rows over which the adaptive weight may change by the size of its error."""
     target_kl: float = 0.1
     """Wanted KL divergence per token, in nats."""
+
+    active_if: ClassVar[Conditions] = {
+        "horizon": Needs(".type", ("adaptive",)),
+        "target_kl": Needs(".type", ("adaptive",)),
+    }
 
     def __post_init__(self) -> None:
         require_positive(self, "horizon", "target_kl")
@@ -51,6 +57,12 @@ class RolloutCorrectionConfig:
     """Take the sampler's log-probabilities as the old ones, which saves the forward pass that recomputes them. The
     loss's own ratio is then the correction; weights and rejection have nothing to act on and are refused."""
 
+    active_if: ClassVar[Conditions] = {
+        "rollout_is_threshold": Given(".rollout_is"),
+        "rollout_is_batch_normalize": Given(".rollout_is"),
+        "rollout_rs_threshold": Given(".rollout_rs"),
+    }
+
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
@@ -76,6 +88,13 @@ class AlgorithmConfig:
     """Its weight."""
     rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
     """Off-policy correction."""
+
+    active_if: ClassVar[Conditions] = {
+        "gamma": OptionOf(".adv_estimator", "gamma"),
+        "lam": OptionOf(".adv_estimator", "lam"),
+        "kl_penalty": Needs(".use_kl_in_reward"),
+        "kl_ctrl": Needs(".use_kl_in_reward"),
+    }
 
     def __post_init__(self) -> None:
         require_range(self, 0.0, 1.0, "gamma", "lam")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from .config_checks import require_positive, require_range
+from .config_conditions import AllOf, AnyOf, Conditions, Given, Needs, OptionOf, Unset
 
 __all__ = [
     "ActorConfig",
@@ -40,6 +41,8 @@ class OptimConfig:
     """Optimizer steps over which the learning rate rises from 0."""
     min_lr_ratio: float = 0.0
     """Last learning rate of ``cosine`` and ``linear``, as a share of ``lr``."""
+
+    active_if: ClassVar[Conditions] = {"min_lr_ratio": Needs(".lr_scheduler_type", ("cosine", "linear"))}
 
     def __post_init__(self) -> None:
         require_positive(self, "lr", "eps")
@@ -95,6 +98,20 @@ class ActorConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     """The optimizer."""
 
+    active_if: ClassVar[Conditions] = {
+        "clip_ratio": AllOf(
+            (
+                OptionOf(".policy_loss.loss_mode", "clip_ratio"),
+                AnyOf((Unset(".clip_ratio_low"), Unset(".clip_ratio_high"))),
+            )
+        ),
+        **{
+            name: OptionOf(".policy_loss.loss_mode", name)
+            for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
+        },
+        **dict.fromkeys(("kl_loss_coef", "kl_loss_type"), Needs(".use_kl_loss")),
+    }
+
     def __post_init__(self) -> None:
         require_positive(self, "ppo_epochs", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "grad_clip")
         require_positive(self, "clip_ratio", "clip_ratio_low", "clip_ratio_high")
@@ -116,6 +133,8 @@ class SamplingConfig:
     """Sample from the most probable tokens that together reach this probability."""
     n: int = 1
     """Responses per prompt."""
+
+    active_if: ClassVar[Conditions] = dict.fromkeys(("temperature", "top_k", "top_p"), Needs(".do_sample"))
 
     def __post_init__(self) -> None:
         require_positive(self, "temperature", "top_p", "n")
@@ -170,6 +189,13 @@ class RolloutConfig(SamplingConfig):
     val_kwargs: SamplingConfig = field(default_factory=SamplingConfig)
     """How validation samples."""
 
+    active_if: ClassVar[Conditions] = {
+        # Not the temperature, which the update's log-probabilities use however tokens are chosen.
+        **dict.fromkeys(("top_k", "top_p"), Needs(".do_sample")),
+        "server": Needs(".name", ("openai",)),
+        "val_kwargs": Given("trainer.test_freq"),
+    }
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "log_prob_micro_batch_size_per_gpu")
@@ -182,7 +208,7 @@ class RefConfig:
     """The frozen reference model; it exists when a KL penalty asks for it."""
 
     log_prob_micro_batch_size_per_gpu: int | None = None
-    """Rows per forward pass. Null: all."""
+    """Rows per forward pass. Null: ``rollout.log_prob_micro_batch_size_per_gpu``."""
 
     def __post_init__(self) -> None:
         require_positive(self, "log_prob_micro_batch_size_per_gpu")
@@ -205,6 +231,10 @@ class ModelConfig:
     override_config: dict[str, Any] = field(default_factory=dict)
     """Further fields of the model's Hugging Face configuration."""
 
+    active_if: ClassVar[Conditions] = dict.fromkeys(
+        ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"), Unset(".path")
+    )
+
     def __post_init__(self) -> None:
         require_positive(self, "hidden_size", "num_hidden_layers", "num_attention_heads")
         if self.hidden_size % self.num_attention_heads:
@@ -226,6 +256,10 @@ class ActorRolloutRefConfig:
     """Sampling."""
     ref: RefConfig = field(default_factory=RefConfig)
     """The frozen reference."""
+
+    active_if: ClassVar[Conditions] = {
+        "ref": AnyOf((Needs(".actor.use_kl_loss"), Needs("algorithm.use_kl_in_reward"))),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from kapell.protocol import DataProto
 
 from .algorithms import Metric, keep, masked_mean
 
-__all__ = ["add_metrics", "batch_metrics", "metrics_of"]
+__all__ = ["add_metrics", "batch_metrics", "column_metrics", "metrics_of"]
 
 
 def add_metrics(batch: DataProto, metrics: Mapping[str, Metric]) -> DataProto:
@@ -33,7 +33,11 @@ def metrics_of(batch: DataProto) -> dict[str, Metric]:
 
 def batch_metrics(batch: DataProto) -> dict[str, Metric]:
     """Scores, rewards, advantages, returns, values and lengths of a finished step."""
-    columns: Mapping[str, Tensor] = {name: batch.column(name) for name in batch.columns}
+    return column_metrics({name: batch.column(name) for name in batch.columns})
+
+
+def column_metrics(columns: Mapping[str, Any]) -> dict[str, Metric]:
+    """The same from the columns by name."""
     mask_BT = columns["response_mask"].bool()
     prompt_lengths_B = columns["prompt_mask"].sum(-1).float()
     lengths_B = mask_BT.sum(-1).float()
@@ -45,7 +49,7 @@ def batch_metrics(batch: DataProto) -> dict[str, Metric]:
             metrics |= _spread(f"critic/{name}", columns[name][mask_BT])
     metrics |= _spread("response_length", lengths_B) | _spread("prompt_length", prompt_lengths_B)
     clipped_B = lengths_B == mask_BT.shape[1]
-    metrics["response_length/clip_ratio"] = Metric.mean(clipped_B.float().mean().item(), weight=len(batch))
+    metrics["response_length/clip_ratio"] = Metric.mean(clipped_B.float().mean().item(), weight=len(mask_BT))
     metrics["perf/total_num_tokens"] = Metric.sum((prompt_lengths_B.sum() + lengths_B.sum()).item())
     if "values" in columns:
         metrics["critic/vf_explained_var"] = _explained_variance(columns, mask_BT)

@@ -20,8 +20,10 @@ from .algorithms import (
     BatchTotals,
     KLController,
     Metric,
+    columns_of,
     compute_advantages,
     correct_rollout,
+    get_advantage_estimator,
     kl_penalized_rewards,
     masked_whiten,
     merge_metrics,
@@ -84,6 +86,8 @@ class Stages:
     """Its estimator."""
     log_prob_micro_batch_size: int | None = None
     """Rows per forward pass for log-probabilities, on each worker."""
+    ref_micro_batch_size: int | None = None
+    """The same for those of the reference."""
     value_micro_batch_size: int | None = None
     """Rows per forward pass for values, on each worker."""
     critic_warmup: int = 0
@@ -168,7 +172,7 @@ class Stages:
         """Log-probabilities of the responses under the frozen reference."""
         return batch.union(
             self.policy.compute_ref_log_prob(
-                batch, temperature=self.sampling.temperature, micro_batch_size=self.log_prob_micro_batch_size
+                batch, temperature=self.sampling.temperature, micro_batch_size=self.ref_micro_batch_size
             )
         )
 
@@ -178,7 +182,11 @@ class Stages:
         critic, _ = self._critic_and_plan()
         return batch.union(critic.compute_values(batch, micro_batch_size=self.value_micro_batch_size))
 
-    @stage("shape_rewards", reads=("rm_scores", "response_mask"), writes=("token_level_scores", "token_level_rewards"))
+    def _columns_of_rewards(self) -> tuple[str, ...]:
+        penalty = ("old_log_probs", "ref_log_prob") if self.kl_in_reward is not None else ()
+        return ("rm_scores", "response_mask", *penalty)
+
+    @stage("shape_rewards", reads=_columns_of_rewards, writes=("token_level_scores", "token_level_rewards"))
     def shape_rewards(self, batch: DataProto) -> DataProto:
         """Rewards per token: the scores, less the KL penalty where there is one."""
         scores_BT = batch.column("rm_scores")
@@ -201,7 +209,11 @@ class Stages:
         columns = {"token_level_scores": scores_BT, "token_level_rewards": rewards_BT}
         return add_metrics(batch.union(DataProto.from_dict(tensors=columns)), metrics)
 
-    @stage("adv", reads=("token_level_rewards", "response_mask", "uid"), writes=("advantages", "returns"))
+    def _columns_of_advantages(self) -> tuple[str, ...]:
+        needed = columns_of(get_advantage_estimator(self.adv_estimator))
+        return tuple(name for name, required in needed.items() if required)
+
+    @stage("adv", reads=_columns_of_advantages, writes=("advantages", "returns"))
     def advantages(self, batch: DataProto) -> DataProto:
         """Advantages and returns by the estimator."""
         columns = {name: batch.column(name) for name in batch.columns}
@@ -209,13 +221,13 @@ class Stages:
         made = DataProto.from_dict(tensors={"advantages": result.advantages, "returns": result.returns})
         return add_metrics(batch.union(made), result.metrics)
 
-    @stage("update_critic", reads=(*_MODEL_COLUMNS, "values", "returns"))
+    @stage("update_critic", reads=lambda self: (*self.value_objective.columns, "uid"))
     def update_critic(self, batch: DataProto, step: int) -> DataProto:
         """Move the critic towards the returns."""
         critic, plan = self._critic_and_plan()
         return self._update(critic, batch, self.value_objective, plan, step, "critic")
 
-    @stage("update_actor", reads=(*_MODEL_COLUMNS, "old_log_probs", "advantages"))
+    @stage("update_actor", reads=lambda self: (*self.policy_objective.columns, "uid"))
     def update_actor(self, batch: DataProto, step: int) -> DataProto:
         """Move the policy along the advantages, once the critic has warmed up."""
         if step <= self.critic_warmup:
@@ -240,7 +252,7 @@ class Stages:
         role: str,
     ) -> DataProto:
         optional = [name for name in objective.optional_columns if name in batch.columns]
-        needed = batch.select(batch_keys=[*objective.columns, *optional])
+        needed = batch.select(batch_keys=[*objective.columns, *optional], non_tensor_batch_keys=[])
         # Every call is sent before the first result is read, so that workers never wait for the controller.
         calls = []
         for rows in mini_batches(batch.non_tensor_batch["uid"], plan, seed=(self.seed, step)):

@@ -1,0 +1,158 @@
+"""What a configuration will do: the step and why, the roles and why, processes, stages, and keys without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from .choices import estimator_reads
+from .config import Config
+from .config_load import ResolvedConfig
+from .inactive import InactiveKey, inactive_settings
+from .observe import ObservedStage
+from .stand_in import StandInRun, observe_stand_in
+
+__all__ = ["PlannedPool", "PlannedRole", "RunPlan", "plan_run"]
+
+
+@dataclass(frozen=True)
+class PlannedRole:
+    """A group of workers."""
+
+    name: str
+    """Its name among the roles."""
+    worker: str
+    """The class of its workers."""
+    reason: str
+    """Why it exists."""
+    pool: str
+    """The pool whose processes it lives in."""
+
+
+@dataclass(frozen=True)
+class PlannedPool:
+    """Processes for one or more roles."""
+
+    name: str
+    """Its name here."""
+    nodes: int
+    """Machines."""
+    processes_per_node: int
+    """Worker processes on each."""
+
+    @property
+    def processes(self) -> int:
+        """Worker processes in all."""
+        return self.nodes * self.processes_per_node
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What `plan_run` found."""
+
+    step: str
+    """The step function, by import path."""
+    summary: str
+    """What it does, in its own words."""
+    reason: str
+    """Why it is this one."""
+    roles: list[PlannedRole]
+    """The groups of workers."""
+    pools: list[PlannedPool]
+    """The processes they live in."""
+    sizes: dict[str, str]
+    """Rows, mini-batches and lengths of a step."""
+    stages: list[ObservedStage]
+    """The stages of a step, in order."""
+    inactive: list[InactiveKey]
+    """The keys that were set and do nothing."""
+
+
+def plan_run(resolved: ResolvedConfig) -> RunPlan:
+    """The plan of a configuration. One step is run in small, so that roles and stages are those of the run itself.
+
+    Raises ``ValueError`` for a configuration that cannot run.
+    """
+    config = resolved.config
+    seen = observe_stand_in(config)
+    step = seen.step
+    return RunPlan(
+        step=f"{step.__module__}.{getattr(step, '__name__', step)}",
+        summary=" ".join((step.__doc__ or "").split()),
+        reason=_reason_of_step(config),
+        roles=_roles(config, seen),
+        pools=_pools(config),
+        sizes=_sizes(config),
+        stages=seen.observer.stages,
+        inactive=inactive_settings(resolved),
+    )
+
+
+def _reason_of_step(config: Config) -> str:
+    estimator = config.algorithm.adv_estimator
+    if config.use_critic:
+        return f"algorithm.adv_estimator={estimator} needs values, so there is a critic"
+    if estimator_reads(config, "reward_baselines"):
+        return f"algorithm.adv_estimator={estimator} needs the score of a greedy response to each prompt"
+    return f"algorithm.adv_estimator={estimator} needs no values, so there is no critic"
+
+
+def _roles(config: Config, seen: StandInRun) -> list[PlannedRole]:
+    own_pool = {"reward_model"} if config.reward.reward_model.enable_resource_pool else set()
+    return [
+        PlannedRole(role, worker, _REASONS[role](config), role if role in own_pool else "workers")
+        for role, worker in seen.roles.items()
+    ]
+
+
+def _reason_of_policy(config: Config) -> str:
+    policy = config.actor_rollout_ref
+    duties = ["is trained"] + (["samples"] if policy.rollout.name != "openai" else [])
+    asking = [
+        key
+        for key, on in (
+            ("algorithm.use_kl_in_reward=true", config.algorithm.use_kl_in_reward),
+            ("actor_rollout_ref.actor.use_kl_loss=true", policy.actor.use_kl_loss),
+        )
+        if on
+    ]
+    kept = f"keeps a frozen reference for {' and '.join(asking)}" if asking else "no KL penalty asks for a reference"
+    return f"the policy: {' and '.join(duties)}; {kept}"
+
+
+_REASONS: Mapping[str, Callable[[Config], str]] = {
+    "actor_rollout_ref": _reason_of_policy,
+    "critic": lambda config: f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs values",
+    "rollout": lambda config: (
+        f"actor_rollout_ref.rollout.name=openai: the server at {config.actor_rollout_ref.rollout.server.url} samples"
+    ),
+    "reward_model": lambda config: f"reward.reward_model.enable=true: {config.reward.reward_model.path} scores",
+}
+
+
+def _pools(config: Config) -> list[PlannedPool]:
+    pools = [PlannedPool("workers", config.trainer.nnodes, config.trainer.n_gpus_per_node)]
+    model = config.reward.reward_model
+    if model.enable and model.enable_resource_pool:
+        pools.append(PlannedPool("reward_model", model.nnodes, model.n_gpus_per_node))
+    return pools
+
+
+def _sizes(config: Config) -> dict[str, str]:
+    data, actor, samples = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    rows = data.train_batch_size * samples
+    sizes = {
+        "rows": f"{data.train_batch_size} prompts x {samples} samples = {rows}",
+        "rows per worker": f"{rows / _pools(config)[0].processes:g}",
+        "longest row": f"{data.max_prompt_length} + {data.max_response_length} tokens",
+        "updates of the policy": _updates(data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_epochs),
+    }
+    if config.use_critic:
+        prompts = config.critic.ppo_mini_batch_size or actor.ppo_mini_batch_size
+        sizes["updates of the critic"] = _updates(data.train_batch_size, prompts, config.critic.ppo_epochs)
+    return sizes
+
+
+def _updates(prompts: int, per_update: int, epochs: int) -> str:
+    number = -(-prompts // per_update)
+    return f"{epochs} epochs x {number} mini-batches of {per_update} prompts = {epochs * number}"

@@ -1,0 +1,275 @@
+"""What a configuration will do, said before it does."""
+
+import re
+from dataclasses import fields, is_dataclass
+from functools import cache
+
+import pytest
+
+from kapell.trainer.build import build_stages, prepare, worker_groups
+from kapell.trainer.cli import main
+from kapell.trainer.config import Config
+from kapell.trainer.config_load import load_config
+from kapell.trainer.inactive import inactive_keys, inactive_settings
+from kapell.trainer.plan import plan_run
+
+KL = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", "actor_rollout_ref.actor.use_kl_loss=true"]
+REWARD_MODEL = ["reward.reward_model.enable=true", "reward.reward_model.path=somewhere"]
+CORRECTION = [
+    "algorithm.rollout_correction.rollout_is=token",
+    "algorithm.rollout_correction.rollout_rs=seq_mean_k1",
+    "algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0",
+]
+OWN_POOL = [*REWARD_MODEL, "reward.reward_model.enable_resource_pool=true"]
+OPENAI = ["actor_rollout_ref.rollout.name=openai"]
+
+
+@cache
+def plan(*overrides):
+    return plan_run(load_config(overrides=overrides))
+
+
+def stage(found, name):
+    return next(stage for stage in found.stages if stage.name == name)
+
+
+def test_grpo_has_one_role_and_no_stage_of_a_critic_or_reference():
+    found = plan()
+    assert found.step == "kapell.trainer.steps.group_step"
+    assert [role.name for role in found.roles] == ["actor_rollout_ref"]
+    assert "no KL penalty asks for a reference" in found.roles[0].reason
+    names = [stage.name for stage in found.stages]
+    assert names == ["gen", "reward", "old_log_prob", "rollout_corr", "shape_rewards", "adv", "update_actor"]
+    assert found.inactive == []
+
+
+def test_every_role_of_a_large_configuration_has_a_reason_and_a_place():
+    found = plan(
+        "algorithm.adv_estimator=gae", *KL, *OPENAI, *REWARD_MODEL, "reward.reward_model.enable_resource_pool=true"
+    )
+    assert found.step == "kapell.trainer.steps.ppo_step"
+    roles = {role.name: role for role in found.roles}
+    assert set(roles) == {"actor_rollout_ref", "critic", "rollout", "reward_model"}
+    assert all(role.reason for role in found.roles)
+    assert (
+        "algorithm.use_kl_in_reward=true and actor_rollout_ref.actor.use_kl_loss=true"
+        in roles["actor_rollout_ref"].reason
+    )
+    assert roles["reward_model"].pool == "reward_model"
+    assert [(pool.name, pool.processes) for pool in found.pools] == [("workers", 2), ("reward_model", 1)]
+    assert [call.role for call in stage(found, "reward").calls] == ["reward_model"]
+    assert "rollout" in {call.role for call in stage(found, "gen").calls}
+
+
+def test_columns_follow_the_algorithm():
+    assert "values" not in stage(plan(), "adv").reads
+    assert "values" in stage(plan("algorithm.adv_estimator=gae"), "adv").reads
+    penalized = plan(*KL)
+    assert {"ref_log_prob", "old_log_probs"} <= set(stage(penalized, "shape_rewards").reads)
+    assert "ref_log_prob" in stage(penalized, "update_actor").reads
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["algorithm.adv_estimator=gae", *KL],
+        [*OPENAI, *REWARD_MODEL],
+        ["algorithm.adv_estimator=remax"],
+        ["algorithm.adv_estimator=optimal_token_baseline", *CORRECTION],
+    ],
+)
+def test_stages_and_workers_make_no_column_that_they_do_not_declare(overrides):
+    for seen in plan(*overrides).stages:
+        assert set(seen.made) <= set(seen.writes), seen.name
+        assert set(seen.reads) <= set(seen.before), seen.name
+        for call in seen.calls:
+            assert set(call.writes) <= {*seen.made, *seen.before, "reward_model_scores", "sum_pi_squared"}, call
+
+
+def test_remax_has_the_stage_of_its_greedy_baseline():
+    found = plan("algorithm.adv_estimator=remax")
+    assert found.step.endswith("remax_step")
+    assert stage(found, "gen_max").made == ("reward_baselines",)
+    assert {call.method for call in stage(found, "gen_max").calls} == {"generate_sequences"}
+
+
+def test_an_update_sends_only_what_the_loss_reads():
+    (gradients, _) = stage(plan(), "update_actor").calls
+    assert set(gradients.reads) == {
+        *("input_ids", "attention_mask", "position_ids", "responses", "response_mask"),
+        *("old_log_probs", "advantages"),
+    }
+
+
+def test_a_key_that_was_set_and_does_nothing_is_listed_with_what_it_needs():
+    found = inactive_settings(
+        load_config(overrides=["actor_rollout_ref.actor.kl_loss_coef=0.5", "critic.grad_clip=1.0"])
+    )
+    assert [(key.key, key.value, key.reason) for key in found] == [
+        ("actor_rollout_ref.actor.kl_loss_coef", 0.5, "needs actor_rollout_ref.actor.use_kl_loss=true"),
+        ("critic.grad_clip", 1.0, "needs algorithm.adv_estimator=gae"),
+    ]
+
+
+def test_a_file_with_all_keys_lists_only_what_differs_from_the_default(tmp_path):
+    first = load_config(overrides=["critic.grad_clip=3.0"])
+    (tmp_path / "config.yaml").write_text(first.to_yaml())
+    again = load_config([tmp_path / "config.yaml"])
+    assert [key.key for key in inactive_settings(again)] == ["critic.grad_clip"]
+
+
+def test_conditions_name_keys_that_exist():
+    for config in (load_config().config, load_config(overrides=["algorithm.adv_estimator=gae"]).config):
+        inactive_keys(config)  # an unknown key in a condition is an AttributeError
+    for group in _groups(Config()):
+        unknown = set(getattr(group, "active_if", {})) - {field.name for field in fields(group)}
+        assert not unknown, type(group)
+
+
+SMALL = [
+    "backend=local",
+    "trainer.n_gpus_per_node=1",
+    "trainer.total_training_steps=1",
+    "trainer.test_freq=1",
+    "trainer.default_local_dir=run",
+    "data.train_batch_size=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+    "actor_rollout_ref.rollout.n=2",
+    "actor_rollout_ref.model.hidden_size=16",
+]
+SCENARIOS = {
+    "grpo": [],
+    "ppo": ["algorithm.adv_estimator=gae", *KL],
+    "sampled": ["actor_rollout_ref.rollout.val_kwargs.do_sample=true", "trainer.logger=[tensorboard]"],
+    "function": ["reward.custom_reward_function.path=mine.py", "reward.on_error=fallback"],
+    "correction": CORRECTION,
+    "schedules": [
+        "algorithm.adv_estimator=gae",
+        "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+        "critic.optim.lr_scheduler_type=linear",
+    ],
+}
+BUILT_ONLY = {
+    "server": OPENAI,
+    "reward model": [
+        *REWARD_MODEL,
+        "reward.reward_model.path=reward_model",
+        "reward.reward_model.enable_resource_pool=true",
+    ],
+}
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The dotted keys that are read from groups which `_watch` has marked, also from copies of these."""
+    found = set()
+
+    def spy_on(cls):
+        original = cls.__getattribute__
+
+        def get(self, attribute):
+            inner = object.__getattribute__(self, "__dict__")
+            if _MARK not in inner:
+                return original(self, attribute)
+            if attribute == "__dict__":  # `vars(group)` reads all
+                found.update(inner[_MARK] + field.name for field in fields(cls))
+                return {name: value for name, value in inner.items() if name != _MARK}
+            found.add(inner[_MARK] + attribute)
+            return original(self, attribute)
+
+        monkeypatch.setattr(cls, "__getattribute__", get, raising=False)
+
+    for cls in {type(group) for group in _groups(Config())}:
+        spy_on(cls)
+    return found
+
+
+_MARK = "_prefix"
+
+
+def _watch(config, prefix=""):
+    for field in fields(config):
+        if is_dataclass(value := getattr(config, field.name)):
+            _watch(value, f"{prefix}{field.name}.")
+    object.__setattr__(config, _MARK, prefix)
+
+
+def _groups(config):
+    yield config
+    for field in fields(config):
+        if is_dataclass(value := getattr(config, field.name)):
+            yield from _groups(value)
+
+
+def _run(overrides, reads, monkeypatch):
+    """Train by the command line; the configuration that it used, and which of its keys it read."""
+    loaded = []
+
+    def load(*arguments, **options):
+        loaded.append(load_config(*arguments, **options))
+        _watch(loaded[-1].config)
+        return loaded[-1]
+
+    monkeypatch.setattr("kapell.trainer.cli.common.load_config", load)
+    main(["train", *SMALL, *overrides])
+    return loaded[-1].config
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_key_is_read_by_a_run_or_has_a_condition_that_says_why_not(name, reads, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 0.0\n"
+    )
+    config = _run(SCENARIOS[name], reads, monkeypatch)
+    read = set(reads)
+    inactive = inactive_keys(config)
+    keys = {key for key, _, _ in load_config().leaves()}
+    assert sorted(keys - read - set(inactive)) == [], "does nothing here; give it a condition in its group's active_if"
+
+
+def test_every_condition_is_met_in_some_run():
+    """So that no key hides behind a condition that never holds."""
+    everywhere = {**SCENARIOS, **BUILT_ONLY}
+    never = {key for key, _, _ in load_config().leaves()}
+    for overrides in everywhere.values():
+        never &= set(inactive_keys(load_config(overrides=[*SMALL, *overrides]).config))
+    assert not never
+
+
+def test_keys_of_roles_that_need_others_are_read_when_these_are_built(reads, tmp_path, monkeypatch, tokenizer):
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    sizes = GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_layer=1, n_head=1, n_positions=64, pad_token_id=0)
+    sizes.num_labels = 1
+    monkeypatch.chdir(tmp_path)
+    GPT2ForSequenceClassification(sizes).save_pretrained("reward_model")
+    config = load_config(overrides=[*SMALL, *BUILT_ONLY["server"], *BUILT_ONLY["reward model"]]).config
+    _watch(config)
+    prepared = prepare(config, tmp_path)
+    with worker_groups(prepared) as groups:
+        build_stages(prepared, groups, tmp_path)
+    read = set(reads)
+    prefixes = ("actor_rollout_ref.rollout.server.", "reward.reward_model.")
+    wanted = {key for key, _, _ in load_config().leaves() if key.startswith(prefixes)}
+    assert not wanted - read
+
+
+def test_the_command_shows_mode_roles_stages_and_keys_without_effect(capsys):
+    main(["plan", "algorithm.adv_estimator=rloo", "actor_rollout_ref.actor.kl_loss_type=k2"])
+    shown = re.sub(r"[\s│]+", "", capsys.readouterr().out)
+    for part in (
+        "kapell.trainer.steps.group_step:algorithm.adv_estimator=rlooneedsnovalues,sothereisnocritic",
+        "64promptsx8samples=512",
+        "token_level_rewards",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+    ):
+        assert part in shown
+
+
+def test_a_plan_of_what_cannot_run_is_refused(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", "algorithm.adv_estimator=grp"])
+    assert caught.value.code == 2
+    assert "did you mean" in capsys.readouterr().err
