@@ -32,7 +32,7 @@ from kapell.decorators.markers import PerWorker, Replicate
 from kapell.decorators.mesh import Group, GroupShape, MeshLayout
 from kapell.decorators.modes import Dispatch, Execute, Reduction, register_dispatch_mode, update_dispatch_mode
 from kapell.decorators.plan import DispatchPlan
-from kapell.decorators.planning import make_plan
+from kapell.decorators.planning import CallPlanner, make_plan
 from kapell.decorators.reduce import Metric
 from kapell.decorators.spec import MethodSpec, Uneven, register, spec_of
 from kapell.decorators.splitter import Splitter
@@ -40,6 +40,7 @@ from kapell.decorators.splitting import register_splitter, splitter_of
 from kapell.decorators.table import format_bytes, nbytes_of
 
 __all__ = [
+    "CallPlanner",
     "Dispatch",
     "DispatchPlan",
     "Execute",

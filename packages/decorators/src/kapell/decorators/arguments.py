@@ -1,7 +1,7 @@
 """One argument at a time: where it stands in the call, and its layout over ranks where no rows are split."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kapell.decorators import columns
@@ -56,6 +56,11 @@ class ArgumentLayout:
     """The ranks that run."""
     reads: tuple[str, ...]
     """The columns that are sent of a batch; empty for all."""
+    to_all: tuple[int, ...] = field(init=False)
+    """The index of an argument whose one value goes to every rank that runs."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to_all", (0,) * len(self.ranks))
 
     def kept(self, value: Any) -> Any:
         """The value with only the columns that are read."""
@@ -63,7 +68,7 @@ class ArgumentLayout:
 
     def whole(self, slot: Slot, value: Any) -> PlannedArgument:
         """Every rank receives the value."""
-        return slot.planned((self.kept(value),), (0,) * len(self.ranks))
+        return slot.planned((self.kept(value),), self.to_all)
 
     def marked(self, slot: Slot, value: Any) -> PlannedArgument | None:
         """The layout of an argument that says itself where it goes; None for any other."""
@@ -120,10 +125,11 @@ def batches_in(value: Any, *, per_worker: bool) -> Sequence[Any]:
 
 def common_columns(batches: Sequence[Any]) -> Mapping[str, None] | None:
     """Columns that all of an argument's batches have, in order; None for an argument without columns."""
+    if len(batches) == 1:
+        names = columns.columns_of(batches[0])
+        return None if names is None else dict.fromkeys(names)
     found = [names for names in map(columns.columns_of, batches) if names is not None]
     if not found:
         return None
-    if len(found) == 1:
-        return dict.fromkeys(found[0])
     shared = set(found[0]).intersection(*found)
     return {name: None for name in found[0] if name in shared}

@@ -85,11 +85,12 @@ def _classes(signature: inspect.Signature) -> dict[str, type]:
 
 def check_call(
     method: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, types: bool
-) -> None:
+) -> bool:
     """Refuse arguments that the method doesn't take, and say what it takes.
 
     With `types`, also a value without rows where the annotation names a type with rows. Other annotations are left
-    to type checkers: workers are often annotated more narrowly than they behave.
+    to type checkers: workers are often annotated more narrowly than they behave. The answer is whether all arguments
+    of the same types would pass.
     """
     try:
         given = _given(signature, args, kwargs)
@@ -99,14 +100,16 @@ def check_call(
         close = difflib.get_close_matches(unknown, names, n=1) if unknown else []
         meant = f"; did you mean {close[0]!r}?" if close else ""
         raise TypeError(f"{method}{signature}: {error}{meant}") from None
+    by_type = True
     for name, expected in _classes(signature).items() if types else ():
-        if name not in given or lookup_splitter(expected) is None:
+        if name not in given or lookup_splitter(expected) is None or isinstance(value := given[name], expected):
             continue
-        value = given[name]
-        if isinstance(value, expected) or splitter_of(value) is not None or value is signature.parameters[name].default:
+        by_type = False
+        if splitter_of(value) is not None or value is signature.parameters[name].default:
             continue
         if not isinstance(value, Replicate | PerWorker) and not is_future(value):
             raise TypeError(f"{method}: argument {name!r} must be {expected.__name__}, got {type(value).__name__}")
+    return by_type
 
 
 def check_padding_argument(method: str, signature: inspect.Signature, name: str, given: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from kapell.decorators.columns import check_written
 from kapell.decorators.modes import Reduction
 from kapell.decorators.reduce import reduce_outputs
-from kapell.decorators.splitter import Splitter
+from kapell.decorators.splitter import Splitter, always
 from kapell.decorators.splitting import lookup_splitter, splitter_of
 
 __all__ = ["Collector", "join_outputs"]
@@ -91,6 +91,11 @@ def join_outputs(method: str, ranks: Sequence[int], outputs: list[Any]) -> Any:
 
     Results of different kinds are a TypeError that names the ranks and types.
     """
+    types = set(map(type, outputs))
+    if len(types) == 1:
+        splitter = lookup_splitter(types.pop())
+        if splitter is not None and splitter.has_rows is always:
+            return outputs[0] if len(outputs) == 1 else splitter.join(outputs)
     splitters = [splitter_of(output) for output in outputs]
     kinds: dict[str, list[int]] = {}
     for rank, output, splitter in zip(ranks, outputs, splitters, strict=True):

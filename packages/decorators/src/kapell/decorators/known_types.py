@@ -6,6 +6,7 @@ A type is recognised by its dotted name. By the time a value of it arrives, its 
 import sys
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +31,7 @@ def _list_take(value: list[Any], positions: Sequence[int]) -> list[Any]:
 
 
 def _list_join(parts: list[list[Any]]) -> list[Any]:
-    return [row for part in parts for row in part]
+    return list(chain.from_iterable(parts))
 
 
 def _sequence_nbytes(value: Sequence[Any]) -> int:

@@ -230,7 +230,7 @@ def update_dispatch_mode(dispatch_mode: Dispatch | str, dispatch_fn: DispatchFn,
 
 def resolve(mode: Dispatch) -> Dispatch:
     """The mode to plan with: the same, unless `update_dispatch_mode` changed it."""
-    return _UPDATED.get(mode, mode)
+    return _UPDATED.get(mode, mode) if _UPDATED else mode
 
 
 def _publish_predefined() -> None:

@@ -44,6 +44,12 @@ class DispatchPlan:
     collector: Collector
     """What `collect` does, once the number of results is checked; can be pickled where no custom mode is."""
 
+    def with_arguments(self, arguments: tuple[PlannedArgument, ...]) -> "DispatchPlan":
+        """The same plan for other arguments, laid out alike."""
+        plan = object.__new__(type(self))
+        plan.__dict__.update(self.__dict__, arguments=arguments)
+        return plan
+
     def call_for(self, rank: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of one running rank."""
         slot = self._slot(rank)

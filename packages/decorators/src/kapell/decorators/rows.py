@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any, overload
 
 from kapell.decorators.splitter import Splitter
@@ -91,6 +91,9 @@ class Shards(Sequence[Any]):
         return self._take(self.layout.positions(shard), padding)
 
     def __iter__(self) -> Iterator[Any]:
+        layout, cut = self.layout, self.splitter.cut
+        if cut is not None and layout.order is None and layout.padded_size is None:
+            return map(cut, repeat(self.value), layout._starts, layout._starts[1:])
         return (self[index] for index in range(len(self)))
 
     def _range(self, start: int, stop: int) -> Any:

@@ -12,7 +12,7 @@ from kapell.decorators import batches
 from kapell.decorators.known_types import KNOWN_SPLITTERS
 from kapell.decorators.splitter import Splitter, always, never
 
-__all__ = ["lookup_splitter", "register_splitter", "splitter_of", "values_of"]
+__all__ = ["lookup_splitter", "num_splitters", "register_splitter", "splitter_of", "values_of"]
 
 _SPLITTERS: dict[type | str, Splitter] = dict(KNOWN_SPLITTERS)
 _CACHE: dict[type, Splitter | None] = {}
@@ -69,6 +69,11 @@ def register_splitter(
     _CACHE.clear()
 
 
+def num_splitters() -> int:
+    """How many types are registered; grows when what is known of a type may have changed."""
+    return len(_SPLITTERS)
+
+
 def lookup_splitter(cls: type) -> Splitter | None:
     """The splitter of a type, or None: registered for it or its nearest base, else by its structure."""
     if cls not in _CACHE:
@@ -82,8 +87,13 @@ def splitter_of(value: Any) -> Splitter | None:
     >>> splitter_of([1, 2]).kind, splitter_of("text")
     ('list', None)
     """
-    splitter = lookup_splitter(type(value))
-    return splitter if splitter is not None and splitter.has_rows(value) else None
+    try:
+        splitter = _CACHE[type(value)]
+    except KeyError:
+        splitter = lookup_splitter(type(value))
+    if splitter is None or splitter.has_rows is always or splitter.has_rows(value):
+        return splitter
+    return None
 
 
 def values_of(column: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """Groups of workers driven by one controller, and the in-process backend. Imports neither torch nor ray."""
 
 from .accounting import CallRecord, RankCost
-from .answering import CallRunner, RunTime, invoke
+from .answering import CallRunner, RunTime
 from .backend import Backend, BackendNotFoundError, load_backend
 from .calls import PendingCall
 from .codecs import Codec, register_codec
@@ -74,7 +74,6 @@ __all__ = [
     "colocated_worker_class",
     "current_worker_env",
     "failed_start",
-    "invoke",
     "isolate",
     "load_backend",
     "pack_error",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -83,8 +83,7 @@ class Ledger:
     """The records of a group's last calls."""
 
     def __init__(self) -> None:
-        self._records: deque[CallRecord] = deque()
-        self._by_number: dict[int, CallRecord] = {}
+        self._records: OrderedDict[int, CallRecord] = OrderedDict()  # by number, oldest first
         self._kept = 0
         self._number = 0
 
@@ -96,14 +95,13 @@ class Ledger:
     def open(self, role: str, method: str, began: float, ranks: Sequence[int]) -> CallRecord:
         """The record of a new call."""
         size = len(ranks)
-        self._number += 1
-        record = CallRecord(self._number, role, method, began, ranks, [0] * size, [0] * size, collect=[0.0] * size)
-        self._records.append(record)
-        self._by_number[record.number] = record
+        number = self._number = self._number + 1
+        record = CallRecord(number, role, method, began, ranks, [0] * size, [0] * size, 0.0, [], [0.0] * size)
+        records = self._records
+        records[number] = record
         self._kept += size
-        while len(self._records) > 1 and (self._kept > _KEPT_RANK_COSTS or len(self._records) > _KEPT_CALLS):
-            oldest = self._records.popleft()
-            del self._by_number[oldest.number]
+        while len(records) > _KEPT_CALLS or (self._kept > _KEPT_RANK_COSTS and len(records) > 1):
+            _, oldest = records.popitem(last=False)
             self._kept -= len(oldest.ranks)
         return record
 
@@ -111,10 +109,10 @@ class Ledger:
         """Take over what workers logged."""
         for rank, runs in times.items():
             for run in runs:
-                if record := self._by_number.get(run.number):
+                if record := self._records.get(run.number):
                     record.runs[rank] = run
 
     @property
     def records(self) -> list[CallRecord]:
         """The kept records that were sent completely, oldest first."""
-        return [record for record in self._records if len(record.sending) == len(record.ranks) + 1]
+        return [record for record in list(self._records.values()) if len(record.sending) == len(record.ranks) + 1]

@@ -17,12 +17,13 @@ from .spans import worker_span
 if TYPE_CHECKING:
     from .loops import WorkerLoop
 
-__all__ = ["RUN_TIMES", "CallRunner", "RunTime", "invoke"]
+__all__ = ["RUN_TIMES", "CallRunner", "RunTime"]
 
 RUN_TIMES = "__kapell_run_times__"
 """Instead of a method's name: asks a `CallRunner` for its log of run times."""
 
 _NO_SPAN = nullcontext()
+_NO_FUTURES = frozenset({bool, int, float, str, bytes, list, tuple, dict, type(None)})
 _KEPT_RUN_TIMES = 4096  # about 400 kB; a controller that never asks must not fill the worker's memory
 
 
@@ -63,19 +64,24 @@ class CallRunner:
         trace: str = "",
     ) -> Any:
         """The answer to one call: the method's result, or None unless ``wanted``; see `RankCall` for the rest."""
+        if trace:
+            with worker_span(trace, method):
+                return self.run(method, args, kwargs, target=target, wanted=wanted, number=number)
         if method == RUN_TIMES:
             return self.take_run_times()
-        with worker_span(trace, method) if trace else _NO_SPAN:
-            started = time.time()
-            try:
-                result = invoke(self.worker, target, method, args, kwargs, receive=self._receive)
-                if type(result) is CoroutineType:
-                    result = self._finish(result)
-            except BaseException as error:
-                set_mesh_place(error, self._mesh_place(target))
-                raise
-            finally:
-                self._log.append((number, started, time.time()))
+        started = time.time()
+        try:
+            bound = getattr(self.worker.role_worker(target) if target else self.worker, method)
+            if kwargs or not _NO_FUTURES.issuperset(map(type, args)):
+                args, kwargs = _materialized(bound, args, kwargs, self._receive)
+            result = bound(*args, **kwargs) if kwargs else bound(*args)
+            if type(result) is CoroutineType:
+                result = self._finish(result)
+        except BaseException as error:
+            set_mesh_place(error, self._mesh_place(target))
+            raise
+        finally:
+            self._log.append((number, started, time.time()))
         return result if wanted else None
 
     async def run_async(
@@ -95,7 +101,7 @@ class CallRunner:
         with worker_span(trace, method) if trace else _NO_SPAN:
             started = time.time()
             try:
-                bound = _method(self.worker, target, method)
+                bound = getattr(self.worker.role_worker(target) if target else self.worker, method)
                 if any(map(is_future, (*args, *kwargs.values()))):
                     import asyncio  # here alone: it is slow to import, and loaded already where this runs
 
@@ -138,28 +144,6 @@ class CallRunner:
         except KeyError:
             return {}
         return dict(getattr(owner, "mesh_places", {}))
-
-
-def invoke(
-    worker: Any,
-    target: str,
-    method: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    receive: Callable[[Any], Any] | None = None,
-) -> Any:
-    """Run one call inside a worker's process: find the role, fetch arguments that are futures, call the method.
-
-    Returns what the method returns; for an async method that is a coroutine, which the backend awaits.
-    """
-    bound = _method(worker, target, method)
-    args, kwargs = _materialized(bound, args, kwargs, receive)
-    return bound(*args, **kwargs)
-
-
-def _method(worker: Any, target: str, method: str) -> Callable[..., Any]:
-    return getattr(worker.role_worker(target) if target else worker, method)
 
 
 def _materialized(

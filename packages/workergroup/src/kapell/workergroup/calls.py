@@ -60,7 +60,8 @@ class PendingCall(Generic[ResultT]):
         self._expect(handles, record)
 
     def _expect(self, handles: Mapping[int, Any], record: CallRecord) -> None:
-        self._waiting = {id(handle): (slot, rank, handle) for slot, (rank, handle) in enumerate(handles.items())}
+        self._waiting = dict(handles)
+        self._slots: dict[int, int] | None = None  # by rank: its place in the record; most calls never ask
         self._record = record
         self._results: dict[int, Any] = {}
         self._failures: dict[int, Exception] = {}
@@ -83,11 +84,11 @@ class PendingCall(Generic[ResultT]):
 
     def busy_ranks(self) -> list[int]:
         """The ranks that have not answered; never waits."""
-        waiting = list(self._waiting.values())
+        waiting = dict(self._waiting)
         if not waiting:
             return []
-        answered = {id(handle) for handle in self._route.runtime.workers.wait([handle for *_, handle in waiting], 0.0)}
-        return [rank for _, rank, handle in waiting if id(handle) not in answered]
+        answered = set(map(id, self._route.runtime.workers.wait(list(waiting.values()), 0.0)))
+        return [rank for rank, handle in waiting.items() if id(handle) not in answered]
 
     def get(self, timeout: float | None = None) -> ResultT:
         """The collected result; the same object every time.
@@ -98,7 +99,8 @@ class PendingCall(Generic[ResultT]):
         """
         deadline = self.sent_at + self._limit if timeout is None else time.monotonic() + timeout
         # Workers on threads may wait for the same call as the controller does.
-        if not self._lock.acquire(timeout=min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)):
+        free = self._lock.acquire(blocking=False) or self._lock.acquire(timeout=_bounded(deadline - time.monotonic()))
+        if not free:
             raise self._timed_out(timeout)
         try:
             while self._result is None:
@@ -161,21 +163,20 @@ class PendingCall(Generic[ResultT]):
 
     def _fetch_all(self, deadline: float) -> None:
         began = time.perf_counter()
-        handles = [handle for *_, handle in self._waiting.values()]
+        handles = list(self._waiting.values())
         values = self._route.runtime.workers.fetch_all(handles, _bounded(deadline - time.monotonic()))
         if values is None:
             return
-        seconds = (time.perf_counter() - began) / len(values)
         record = self._record
-        for (slot, rank, _), value in zip(self._waiting.values(), values, strict=True):
-            self._results[rank] = value
-            record.collect[slot] = seconds
-            record.bytes_out[slot] = size_of(value)
-        self._waiting.clear()
+        record.collect = [(time.perf_counter() - began) / len(values)] * len(values)
+        record.bytes_out = list(map(size_of, values))
+        self._results = dict(zip(self._waiting, values, strict=True))
+        self._waiting = {}
 
     def _advance(self, until: float) -> list[int]:
         """Wait for at least one more rank; the ranks that answered, none when the time was over."""
-        handles = [handle for *_, handle in self._waiting.values()]
+        ranks = {id(handle): rank for rank, handle in self._waiting.items()}
+        handles = list(self._waiting.values())
         answered: list[Any] = []
         while not answered:
             remaining = max(0.0, until - time.monotonic())
@@ -183,13 +184,15 @@ class PendingCall(Generic[ResultT]):
             if not answered and remaining <= _REPORT_SECONDS:
                 return []
             if not answered:
-                ranks = sorted(rank for _, rank, _ in self._waiting.values())
-                waited = time.monotonic() - self.sent_at
-                _logger.warning("%s: still waiting for ranks %s after %.0f s", self.label, ranks, waited)
-        return [self._take(handle) for handle in answered]
+                busy, waited = sorted(self._waiting), time.monotonic() - self.sent_at
+                _logger.warning("%s: still waiting for ranks %s after %.0f s", self.label, busy, waited)
+        return [self._take(ranks[id(handle)], handle) for handle in answered]
 
-    def _take(self, handle: Any) -> int:
-        slot, rank, _ = self._waiting.pop(id(handle))
+    def _take(self, rank: int, handle: Any) -> int:
+        if self._slots is None:
+            self._slots = {own: slot for slot, own in enumerate(self._record.ranks)}
+        slot = self._slots[rank]
+        del self._waiting[rank]
         began = time.perf_counter()
         try:
             value = self._route.runtime.workers.fetch(handle)
@@ -204,9 +207,10 @@ class PendingCall(Generic[ResultT]):
         return rank
 
     def _collect(self) -> None:
-        world_ranks = self._route.ranks
+        plan = self._plan
+        world_ranks = map(self._route.ranks.__getitem__, plan.collect_ranks)
         try:
-            result = self._plan.collect([self._results[world_ranks[rank]] for rank in self._plan.collect_ranks])
+            result = plan.collect(list(map(self._results.__getitem__, world_ranks)))
         except BaseException as error:
             self._end(error)
             raise
@@ -226,7 +230,7 @@ class PendingCall(Generic[ResultT]):
             [(self._route.rank_context(self._method, self._plan, rank, e), e) for rank, e in self._failures.items()],
             world_size=len(self._plan.ranks),
             results=self._results,
-            unfinished=sorted(rank for _, rank, _ in self._waiting.values()),
+            unfinished=sorted(self._waiting),
         )
         self._end(self._error)
         return self._error
@@ -234,7 +238,7 @@ class PendingCall(Generic[ResultT]):
     def _timed_out(self, timeout: float | None) -> CallTimeoutError:
         seconds = time.monotonic() - self.sent_at
         busy = {rank: BusyRank(time.time() - seconds, seconds, self.label) for rank in self.busy_ranks()}
-        for call in list(self._route.runtime.pending):
+        for call in self._route.runtime.calls():
             if call.sent_at < self.sent_at:
                 for rank in busy.keys() & set(call.busy_ranks()):
                     busy[rank] = busy[rank]._replace(running=f"{call.label}, sent before")

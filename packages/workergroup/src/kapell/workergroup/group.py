@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from kapell.decorators import (
+    CallPlanner,
     Dispatch,
     DispatchPlan,
     Execute,
     GroupShape,
     MeshLayout,
     MethodSpec,
-    make_plan,
     signature_of,
     spec_of,
 )
@@ -113,16 +113,9 @@ class WorkerGroup(GroupViews):
 
     # Calls
 
-    def plan_call(
-        self,
-        name: str,
-        spec: MethodSpec,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        signature: inspect.Signature | None,
-    ) -> DispatchPlan:
-        """Plan a call of the worker method ``name``; checks the arguments and sends nothing."""
-        return make_plan(name, spec, self._shape, args, kwargs, signature=signature, group=self)
+    def planner(self, name: str, spec: MethodSpec, signature: inspect.Signature | None) -> CallPlanner:
+        """What plans the calls of the worker method ``name``: it checks their arguments and sends nothing."""
+        return CallPlanner(name, spec, self._shape, signature=signature, group=self)
 
     def start_call(self, name: str, plan: DispatchPlan, options: CallOptions, *, began: float) -> PendingCall[Any]:
         """Send a planned call to the workers. Raises `GroupClosedError` after `close`."""
@@ -135,7 +128,7 @@ class WorkerGroup(GroupViews):
         pending = self.pending_call_class(
             route, name, plan, handles, record, limit=limit, retry=options.retry, span=span
         )
-        route.runtime.pending.add(pending)
+        route.runtime.note(pending)
         return pending
 
     def _execute(self, name: str, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PendingCall[Any]:
@@ -143,7 +136,7 @@ class WorkerGroup(GroupViews):
         signature = (
             signature_of(self._worker_class, name) if callable(getattr(self._worker_class, name, None)) else None
         )
-        plan = self.plan_call(name, spec, args, kwargs, signature)
+        plan = self.planner(name, spec, signature)(args, kwargs)
         return self.start_call(name, plan, CallOptions(blocking=False), began=began)
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> PendingCall[Any]:

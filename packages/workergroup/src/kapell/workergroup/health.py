@@ -31,7 +31,7 @@ def rank_health(route: Route) -> list[RankHealth]:
     """The health of each rank of a route."""
     runtime = route.runtime
     unanswered: dict[int, list[str]] = {rank: [] for rank in route.ranks}
-    for call in sorted(runtime.pending, key=lambda call: call.sent_at):
+    for call in sorted(runtime.calls(), key=lambda call: call.sent_at):
         for rank in call.busy_ranks():
             if rank in unanswered:
                 unanswered[rank].append(call.label)

@@ -25,11 +25,14 @@ def isolate(value: Any) -> Any:
     copied once. What pickle refuses, such as a closure, is copied as `copy.deepcopy` does it.
     """
     kind = type(value)
-    if kind in _IMMUTABLE:
-        return value
-    if kind is list or kind is tuple:
+    if kind is list:
         if _IMMUTABLE.issuperset(map(type, value)):
-            return kind(value)
+            return value.copy()
+    elif kind in _IMMUTABLE:
+        return value
+    elif kind is tuple:
+        if _IMMUTABLE.issuperset(map(type, value)):
+            return value
     elif kind is dict:
         if _IMMUTABLE.issuperset(map(type, value.values())):
             return dict(value)

@@ -48,7 +48,7 @@ class GroupMethod:
         self._spec = spec
         self._function = function
         self._options = options or CallOptions(spec.blocking)
-        self._signature = signature_of(group.worker_class, name)
+        self._plan = group.planner(name, spec, signature_of(group.worker_class, name))
         self.__name__ = name
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
@@ -61,7 +61,7 @@ class GroupMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Dispatch, run and collect; a non-blocking call returns a `PendingCall`."""
         began = time.time()
-        plan = self.plan(*args, **kwargs)
+        plan = self._plan(args, kwargs)
         pending = self._group.start_call(self.__name__, plan, self._options, began=began)
         if not self._options.blocking:
             return pending
@@ -73,7 +73,7 @@ class GroupMethod:
 
     def plan(self, *args: Any, **kwargs: Any) -> DispatchPlan:
         """What a call with these arguments would send to which rank; runs nothing."""
-        return self._group.plan_call(self.__name__, self._spec, args, kwargs, self._signature)
+        return self._plan(args, kwargs)
 
     def options(
         self,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import add
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import ref
 
 from kapell.decorators import DispatchPlan
 
@@ -33,10 +35,17 @@ class Runtime:
     """Seconds that a call may take unless it says otherwise."""
     closed: bool = False
     ledger: Ledger = field(default_factory=Ledger)
-    pending: WeakSet[PendingCall[Any]] = field(default_factory=WeakSet)
-    """Calls that somebody still holds."""
     chosen: int = -1
     """Rank that `choose` gave last."""
+    _pending: set[ref[PendingCall[Any]]] = field(default_factory=set)
+
+    def note(self, call: PendingCall[Any]) -> None:
+        """Keep a call in sight as long as somebody holds it."""
+        self._pending.add(ref(call, self._pending.discard))  # a WeakSet does the same, at ten times the price
+
+    def calls(self) -> list[PendingCall[Any]]:
+        """The calls that somebody still holds."""
+        return [call for reference in list(self._pending) if (call := reference()) is not None]
 
     def close(self) -> None:
         """End all workers, once."""
@@ -66,16 +75,15 @@ class Route:
         """
         if self.runtime.closed:
             raise GroupClosedError(self.role)
-        workers = self.runtime.workers
-        own_ranks = [self.ranks[rank] for rank in plan.ranks]
+        workers, ranks = self.runtime.workers, plan.ranks
+        own_ranks = list(self.ranks) if len(ranks) == len(self.ranks) else [self.ranks[rank] for rank in ranks]
         record = self.runtime.ledger.open(self.role, method, began, own_ranks)
         put_began = time.perf_counter()
-        positional: list[list[Any]] = []
-        named: dict[str, list[Any]] = {}
+        positional: list[Sequence[Any]] = []
+        named: dict[str, Sequence[Any]] = {}
         for argument in plan.arguments:
-            shipped, sizes = _put(workers, argument.values, argument.index)
-            record.bytes_in = [size + sizes[at] for size, at in zip(record.bytes_in, argument.index, strict=True)]
-            column = [shipped[at] for at in argument.index]
+            column, sizes = _put(workers, argument.values, argument.index, ranks)
+            record.bytes_in = list(map(add, record.bytes_in, sizes))
             if argument.name is None:
                 positional.append(column)
             else:
@@ -83,19 +91,19 @@ class Route:
         record.put_seconds = time.perf_counter() - put_began
 
         num_ranks = len(own_ranks)
-        all_args = list(zip(*positional, strict=True)) if positional else [()] * num_ranks
-        all_kwargs: list[dict[str, Any]] = [{}] * num_ranks
+        all_args: Iterable[tuple[Any, ...]] = zip(*positional, strict=True) if positional else repeat((), num_ranks)
+        all_kwargs: Iterable[Mapping[str, Any]] = repeat({}, num_ranks)
         if named:
             all_kwargs = [dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True)]
         collected = set(plan.collect_ranks)
         trace = "" if span is None else span.trace
-        submit, number, sending = workers.submit, record.number, record.sending
+        submit, number, sending, target, now = workers.submit, record.number, record.sending, self.target, time.time
         handles = {}
-        for rank, own_rank, args, kwargs in zip(plan.ranks, own_ranks, all_args, all_kwargs, strict=True):
-            call = RankCall(own_rank, method, args, kwargs, self.target, rank in collected, number, trace)
-            sending.append(time.time())
+        for rank, own_rank, args, kwargs in zip(ranks, own_ranks, all_args, all_kwargs, strict=True):
+            call = RankCall(own_rank, method, args, kwargs, target, rank in collected, number, trace)
+            sending.append(now())
             handles[own_rank] = submit(call)
-        sending.append(time.time())
+        sending.append(now())
         return handles, record
 
     def rank_context(self, method: str, plan: DispatchPlan, rank: int, error: Exception) -> RankContext:
@@ -108,16 +116,18 @@ class Route:
         return RankContext(self.role, rank, method, mesh_place_of(error), rows, columns)
 
 
-def _put(workers: Workers[Any], values: Sequence[Any], index: Sequence[int]) -> tuple[list[Any], list[int]]:
-    """Each distinct value of an argument made ready to be sent, and its size in bytes."""
+def _put(
+    workers: Workers[Any], values: Sequence[Any], index: Sequence[int], ranks: Sequence[int]
+) -> tuple[Sequence[Any], Sequence[int]]:
+    """One argument made ready to be sent, each distinct value once: what each rank gets, and its size in bytes."""
     if len(values) == 1:
         (value,) = values
-        return [workers.put(value, len(index))], [size_of(value)]
+        readers = len(index)
+        return [workers.put(value, readers)] * readers, [size_of(value)] * readers
     own_values = list(values)  # may cut each shard as it is asked for: once
-    put = workers.put
-    if len(own_values) == len(index):
-        shipped = [put(value, 1) for value in own_values]
-    else:
-        num_readers = Counter(index)
-        shipped = [put(value, num_readers[position]) for position, value in enumerate(own_values)]
-    return shipped, [size_of(value) for value in own_values]
+    sizes = list(map(size_of, own_values))
+    if index == ranks and len(own_values) == len(ranks):
+        return list(map(workers.put, own_values, repeat(1))), sizes
+    num_readers = Counter(index)
+    shipped = [workers.put(value, num_readers[position]) for position, value in enumerate(own_values)]
+    return [shipped[at] for at in index], [sizes[at] for at in index]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from .answering import CallRunner, RunTime
 from .environment import worker_env
@@ -20,19 +20,16 @@ __all__ = ["Answer", "LocalWorkers", "SerialWorkers", "private_arguments"]
 
 def private_arguments(call: RankCall) -> tuple[list[Any], dict[str, Any]]:
     """Copies of a call's arguments, made before `submit` returns: what the caller writes later is not the worker's."""
-    kwargs = {name: isolate(value) for name, value in call.kwargs.items()} if call.kwargs else {}
-    return [isolate(value) for value in call.args], kwargs
+    kwargs = call.kwargs
+    return list(map(isolate, call.args)), {name: isolate(kwargs[name]) for name in kwargs} if kwargs else {}
 
 
 class Answer:
     """The handle of one call: its value or error, once it is done."""
 
-    __slots__ = ("done", "error", "value")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.value: Any = None
-        self.error: BaseException | None = None
+    done: bool = False
+    value: Any = None
+    error: BaseException | None = None
 
 
 class LocalWorkers(Workers[Answer]):
@@ -107,11 +104,12 @@ class LocalWorkers(Workers[Answer]):
 
     def _run(self, call: RankCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a call whose arguments are private already."""
-        runner = self._runners[call.rank]
-        if runner is None:
-            raise LostWorker(f"rank {call.rank} of {self._role} was lost; restart it")
-        target, wanted, number, trace = call.target, call.wanted, call.number, call.trace
-        return isolate(runner.run(call.method, args, kwargs, target=target, wanted=wanted, number=number, trace=trace))
+        rank, method, _, _, target, wanted, number, trace = call
+        runner = self._runners[rank] or self._lost(rank)
+        return isolate(runner.run(method, args, kwargs, target=target, wanted=wanted, number=number, trace=trace))
+
+    def _lost(self, rank: int) -> NoReturn:
+        raise LostWorker(f"rank {rank} of {self._role} was lost; restart it")
 
     def _error_of(self, answer: Answer) -> Exception:
         """The error of a failed answer as `fetch` raises it."""
@@ -140,9 +138,12 @@ class SerialWorkers(LocalWorkers):
         """Run the call here."""
         answer = Answer()
         args, kwargs = private_arguments(call)
-        token = worker_env.set(self._envs[call.rank])
+        rank, method, _, _, target, wanted, number, trace = call
+        token = worker_env.set(self._envs[rank])
         try:
-            answer.value = self._run(call, args, kwargs)
+            runner = self._runners[rank] or self._lost(rank)
+            value = runner.run(method, args, kwargs, target=target, wanted=wanted, number=number, trace=trace)
+            answer.value = isolate(value)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever the user's method raised
@@ -158,9 +159,8 @@ class SerialWorkers(LocalWorkers):
 
     def fetch_all(self, handles: Sequence[Answer], timeout: float | None) -> list[Any] | None:
         """All results, unless one failed."""
-        if any(handle.error is not None for handle in handles):
-            return None
-        return [handle.value for handle in handles]
+        values = [handle.value for handle in handles if handle.error is None]
+        return values if len(values) == len(handles) else None
 
     def restart(self, rank: int) -> None:
         """Build the worker anew."""

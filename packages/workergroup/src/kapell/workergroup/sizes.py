@@ -20,10 +20,13 @@ def size_of(value: Any) -> int:
     (8000, 8)
     """
     kind = type(value)
+    if kind is list or kind is tuple:
+        if not value:
+            return 0
+        first = value[0]
+        return len(value) * (_FIXED.get(type(first)) or size_of(first))
     if kind in _FIXED:
         return _FIXED[kind]
-    if kind is list or kind is tuple:
-        return len(value) * (_FIXED.get(type(value[0])) or size_of(value[0])) if value else 0
     if kind is str or kind is bytes or kind is bytearray:
         return len(value)
     if kind is dict:

@@ -82,7 +82,7 @@ class GroupViews(ABC):
         A call counts as long as somebody holds its `PendingCall`. Free workers take turns.
         """
         runtime = self._route.runtime
-        load = Counter(rank for call in list(runtime.pending) for rank in call.busy_ranks())
+        load = Counter(rank for call in runtime.calls() for rank in call.busy_ranks())
         turn = runtime.chosen + 1
         size = self.world_size
         ranks = self._route.ranks

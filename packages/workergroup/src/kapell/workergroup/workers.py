@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from .answering import RUN_TIMES, RunTime
 
@@ -14,8 +14,7 @@ __all__ = ["RankCall", "Workers"]
 HandleT = TypeVar("HandleT")
 
 
-@dataclass(slots=True)
-class RankCall:
+class RankCall(NamedTuple):
     """One rank's share of a group call. A backend hands it to the `CallRunner` of that rank's process."""
 
     rank: int
@@ -24,7 +23,7 @@ class RankCall:
     """Name of the worker's method."""
     args: tuple[Any, ...] = ()
     """Positional arguments; entries may be what `Workers.put` returned."""
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = MappingProxyType({})
     """Keyword arguments, likewise."""
     target: str = ""
     """Role inside a colocated worker; empty for the worker itself."""
