@@ -135,9 +135,12 @@ class Stages:
         metrics |= {name: value for name, value in metrics_of(greedy).items() if name == "reward/errors"}
         return add_metrics(batch.union(DataProto.from_dict(tensors={"reward_baselines": baselines_B})), metrics)
 
+    def _columns_of_old_log_probs(self) -> tuple[str, ...]:
+        return ("rollout_log_probs",) if self.correction.bypass_mode else _MODEL_COLUMNS
+
     @stage(
         "old_log_prob",
-        reads=(*_MODEL_COLUMNS, "rollout_log_probs"),
+        reads=_columns_of_old_log_probs,
         writes=("old_log_probs", "entropys", "sum_pi_squared"),
     )
     def old_log_probs(self, batch: DataProto) -> DataProto:
