@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .session import ensure_ray
     from .shipping import parallel_put
     from .start_answers import StartTimeoutError
+    from .storing import StoreFullError
 
 __all__ = [
     "InfeasiblePoolError",
@@ -39,6 +40,7 @@ __all__ = [
     "RayWorkerGroup",
     "ResourcePoolManager",
     "StartTimeoutError",
+    "StoreFullError",
     "SubRayResourcePool",
     "create_colocated_worker_cls",
     "create_colocated_worker_cls_fused",
@@ -59,6 +61,7 @@ _MODULES = {
     "RayWorkerGroup": "group",
     "ResourcePoolManager": "manager",
     "StartTimeoutError": "start_answers",
+    "StoreFullError": "storing",
     "SubRayResourcePool": "pools",
     "create_colocated_worker_cls": "classes",
     "create_colocated_worker_cls_fused": "classes",

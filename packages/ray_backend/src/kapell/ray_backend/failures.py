@@ -7,11 +7,13 @@ import pickle
 from typing import Any
 
 from ray import cloudpickle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
 from kapell.workergroup import LostWorker, PackedError, pack_error
 
 __all__ = ["leaving_error", "lost_worker", "own_error"]
+
+_SHOWN_CHARACTERS = 600  # of what Ray says when it ends a process for its memory: it adds tables of the whole node
 
 
 def leaving_error(error: BaseException) -> PackedError:
@@ -40,8 +42,18 @@ def own_error(error: RayTaskError) -> Exception:
 
 
 def lost_worker(error: RayError, node: str) -> LostWorker:
-    """What Ray knows about the death of a worker's process."""
-    return LostWorker(str(error).strip(), node)
+    """What Ray knows about the death of a worker's process, whichever of its errors says so."""
+    text = str(error).strip()
+    return LostWorker(_memory_reason(text) if isinstance(error, OutOfMemoryError) else text, node)
+
+
+def _memory_reason(text: str) -> str:
+    said = " ".join(text.splitlines()[:2])
+    said = said if len(said) <= _SHOWN_CHARACTERS else f"{said[:_SHOWN_CHARACTERS]}..."
+    return (
+        f"out of memory (OOM): Ray's memory monitor ended the process ({said}); run fewer processes on the node or "
+        f"smaller batches, or start Ray with a higher RAY_memory_usage_threshold"
+    )
 
 
 class _ErrorPickler(cloudpickle.CloudPickler):

@@ -13,11 +13,13 @@ from kapell.workergroup import CallRunner, ClassWithInitArgs
 
 from .failures import leaving_error
 from .rendezvous import PortClaim, claim_port
-from .shipping import shipped, unpack
+from .shipping import Shipped, shipped, unpack
 
 __all__ = ["AsyncWorkerHost", "HostFacts", "WorkerHost"]
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_"  # ..._CUDA_VISIBLE_DEVICES and its like
+_LARGE_BYTES = 1 << 20  # answers from here on may find no room in the store
+_KEPT_SIZES = 64  # the controller asks as soon as it learns that there was no room
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class WorkerHost:
         self._runner: CallRunner | None = None
         self._claim: PortClaim | None = None
         self._cls_with_init: ClassWithInitArgs | None = None
+        self._large: dict[str, int] = {}  # sizes of the last large answers, by Ray's id of the call
 
     def facts(self) -> HostFacts:
         """Where this process is; also answers that it runs."""
@@ -92,9 +95,21 @@ class WorkerHost:
         assert self._runner is not None
         try:
             args, kwargs, options = _opened(head, values)
-            return shipped(self._runner.run(head[0], args, kwargs, **options))
+            return self._noted(shipped(self._runner.run(head[0], args, kwargs, **options)))
         except BaseException as error:
             raise leaving_error(error) from None
+
+    def answer_bytes(self, task_id: str) -> int:
+        """The size of one of the last large answers; 0 when it is not known."""
+        return self._large.get(task_id, 0)
+
+    def _noted(self, answer: Any) -> Any:
+        """Ray does not say how large an answer was for which it had no room."""
+        if type(answer) is Shipped and answer.nbytes >= _LARGE_BYTES:
+            if len(self._large) >= _KEPT_SIZES:
+                del self._large[next(iter(self._large))]
+            self._large[ray.get_runtime_context().get_task_id() or ""] = answer.nbytes
+        return answer
 
     def _see_own_device(self) -> None:
         """Where Ray must leave visible devices alone, all are visible: the local rank is then the device's id."""
@@ -115,7 +130,7 @@ class AsyncWorkerHost(WorkerHost):
         assert self._runner is not None
         try:
             args, kwargs, options = _opened(head, values)
-            return shipped(await self._runner.run_async(head[0], args, kwargs, **options))
+            return self._noted(shipped(await self._runner.run_async(head[0], args, kwargs, **options)))
         except BaseException as error:
             raise leaving_error(error) from None
 

@@ -15,6 +15,7 @@ from kapell.protocol import DataProtoFuture
 
 from .pending import BorrowingCall, ResultElsewhere, references
 from .shipping import shipped
+from .storing import put_value
 
 __all__ = ["RayPendingBatch", "RayStore"]
 
@@ -27,7 +28,7 @@ class RayStore:
 
     def put(self, value: Any) -> ray.ObjectRef:
         """Keep a value and give a reference to it."""
-        return ray.put(shipped(value))
+        return put_value(shipped(value), "a value")
 
     def get(self, refs: Sequence[ray.ObjectRef], *, timeout: float | None = None) -> list[Any]:
         """Give the values in order. Raises a TimeoutError after ``timeout`` seconds."""

@@ -21,6 +21,7 @@ from ray import cloudpickle
 
 from .borrowing import is_borrowable, load_borrowed, may_borrow
 from .importing import send_by_value_if_needed
+from .storing import put_value
 
 __all__ = ["HoldsReferencesError", "Packed", "Shipped", "pack", "parallel_put", "shipped", "unpack"]
 
@@ -82,10 +83,11 @@ class HoldsReferencesError(TypeError):
 class Shipped:
     """Pickles as the value inside, by `pack`; private and writable wherever it is read."""
 
-    __slots__ = ("borrowable", "packed")
+    __slots__ = ("borrowable", "nbytes", "packed")
 
-    def __init__(self, packed: Packed, *, borrowable: bool = False) -> None:
+    def __init__(self, packed: Packed, *, nbytes: int = 0, borrowable: bool = False) -> None:
         self.packed = packed
+        self.nbytes = nbytes
         self.borrowable = borrowable
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -111,7 +113,8 @@ def shipped(value: Any) -> Any:
         return value
     try:
         packed = pack(value)
-        return Shipped(packed, borrowable=packed.nbytes >= _BORROWED_BYTES and is_borrowable(value))
+        nbytes = packed.nbytes
+        return Shipped(packed, nbytes=nbytes, borrowable=nbytes >= _BORROWED_BYTES and is_borrowable(value))
     except HoldsReferencesError:
         return _WithReferences(value)
 
@@ -119,13 +122,14 @@ def shipped(value: Any) -> Any:
 def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> list[ray.ObjectRef]:
     """Put values into Ray's object store with several threads; the references keep their order.
 
-    Reading one gives a private, writable value. Raises ``ValueError`` when there is nothing to put.
+    Reading one gives a private, writable value. Raises ``ValueError`` when there is nothing to put, and
+    `StoreFullError` when there is no room.
     """
     if len(data_list) == 0:
         raise ValueError("data_list is empty; give at least one value to put")
     threads = min(len(data_list), max_workers or _MAX_PUT_THREADS)
     with ThreadPoolExecutor(threads, thread_name_prefix="parallel-put") as pool:
-        return list(pool.map(lambda value: ray.put(shipped(value)), data_list))
+        return list(pool.map(lambda value: put_value(shipped(value), "a value"), data_list))
 
 
 def _arrive(head: bytes, private: bool, borrowable: bool, *buffers: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from kapell.decorators import is_future
 from kapell.workergroup import RankCall, Workers
@@ -17,12 +17,14 @@ from .failures import lost_worker, own_error
 from .host import HostFacts
 from .pools import RayResourcePool
 from .shipping import HoldsReferencesError, Shipped, pack, shipped
+from .storing import NO_ROOM, StoreFullError, put_value, store_full
 
 __all__ = ["Inline", "RayWorkers", "pack_argument"]
 
 _INLINE_BYTES = 64 * 1024  # below Ray's own limit of 100 kB, from where on it would put the argument for each rank anew
 _PLAIN = (bool, int, float, type(None))
 _SHORT = 1024  # characters: Ray sends such a string as fast as its pickle
+_SIZE_SECONDS = 5.0  # for a worker to say how large an answer was that found no room
 _BUSY_AFTER_SECONDS = 0.3  # a dead process is known at once, an idle one answers in milliseconds
 
 
@@ -89,9 +91,13 @@ class RayWorkers(Workers[ray.ObjectRef]):
             return ray.get(handle)
         except RayTaskError as error:
             own = own_error(error)
+            if isinstance(own, NO_ROOM):
+                raise self._no_room(handle, own) from None
             raise own from own.__cause__
-        except RayActorError as error:
-            raise lost_worker(error, self._node_of(error)) from None
+        except NO_ROOM as error:
+            raise self._no_room(handle, error) from None
+        except (RayActorError, OutOfMemoryError) as error:
+            raise lost_worker(error, self._node_of(handle)) from None
 
     def fetch_all(self, handles: Sequence[ray.ObjectRef], timeout: float | None) -> list[Any] | None:
         """All results in one request to Ray; None when one failed or the time is up."""
@@ -137,11 +143,26 @@ class RayWorkers(Workers[ray.ObjectRef]):
         """The variables that tell a rank its place; of an attached group only rank and world size."""
         return self._envs[rank] if self._envs else super().environment(rank)
 
-    def _node_of(self, error: RayActorError) -> str:
-        for facts in self._facts:
-            if facts.actor_id == error.actor_id:
-                return f"{facts.address} (pid {facts.pid})"
-        return ""
+    def _rank_of(self, handle: ray.ObjectRef) -> int | None:
+        actor_id = handle.task_id().actor_id().hex()
+        return next((rank for rank, facts in enumerate(self._facts) if facts.actor_id == actor_id), None)
+
+    def _node_of(self, handle: ray.ObjectRef) -> str:
+        rank = self._rank_of(handle)
+        return "" if rank is None else f"{self._facts[rank].address} (pid {self._facts[rank].pid})"
+
+    def _no_room(self, handle: ray.ObjectRef, error: Exception) -> StoreFullError:
+        """An answer that the store of its node did not take; its worker remembers how large it was."""
+        rank = self._rank_of(handle)
+        if rank is None:
+            return store_full(error, "an answer", 0, "")
+        asked = self.actors[rank].answer_bytes.remote(handle.task_id().hex())
+        answered, _ = ray.wait([asked], timeout=_SIZE_SECONDS)
+        try:
+            (nbytes,) = ray.get(answered) or (0,)
+        except RayError:  # gone meanwhile
+            nbytes = 0
+        return store_full(error, f"the answer of rank {rank}", nbytes, self._facts[rank].node_id)
 
 
 class Inline:
@@ -166,4 +187,5 @@ def pack_argument(value: Any) -> Any:
         packed = pack(value)
     except HoldsReferencesError:
         return shipped(value)
-    return Inline(packed) if packed.nbytes <= _INLINE_BYTES else ray.put(Shipped(packed))
+    nbytes = packed.nbytes
+    return Inline(packed) if nbytes <= _INLINE_BYTES else put_value(Shipped(packed, nbytes=nbytes), "an argument")
