@@ -38,8 +38,21 @@ def pool(backend):
 def lose_worker():
     def lose(group, rank):
         os.kill(group.processes[rank].pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while group.is_alive()[rank] and time.monotonic() < deadline:
             time.sleep(0.05)
 
     return lose
+
+
+@pytest.fixture(scope="session")
+def wait_until():
+    """Waits long: a loaded machine is no failure, and a condition that never holds is one all the same."""
+
+    def wait(condition, seconds=120):
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return condition()
+
+    return wait

@@ -14,6 +14,7 @@ import ray
 
 from kapell.decorators import Dispatch, Execute, register
 from kapell.ray_backend import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from kapell.ray_backend.rendezvous import claim_port
 from kapell.workergroup import ClassWithInitArgs, RemoteError, Worker, WorkerFailedError, WorkerLostError
 
 
@@ -90,10 +91,11 @@ class Probe(Worker):
         return self.rank
 
     @register(Dispatch.ONE_TO_ALL)
-    def sleep_except(self, rank, seconds):
+    def wait_for_file_except(self, rank, path):
         if self.rank == rank:
             raise ValueError("at once")
-        time.sleep(seconds)
+        while not os.path.exists(path):
+            time.sleep(0.01)
 
     @register(Dispatch.ALL_TO_ALL, Execute.RANK_ZERO)
     def only_first(self, x):
@@ -204,24 +206,22 @@ def test_an_error_that_cannot_travel_comes_as_its_text(group, kind, name, text):
     assert "in fail_on" in error.traceback_text
 
 
-def test_a_failing_rank_is_reported_while_another_is_busy(group):
-    start = time.monotonic()
+def test_a_failing_rank_is_reported_while_another_is_busy(group, tmp_path):
+    release = tmp_path / "release"
     with pytest.raises(WorkerFailedError) as caught:
-        group.sleep_except(1, 4)
-    assert time.monotonic() - start < 3
+        group.wait_for_file_except(1, str(release))
+    release.touch()
     assert caught.value.unfinished == (0,)
 
 
-def test_a_constructor_that_raises_is_reported_at_creation_and_leaves_nothing(backend):
+def test_a_constructor_that_raises_is_reported_at_creation_and_leaves_nothing(backend, wait_until):
     free = ray.available_resources()["CPU"]
     pool = backend.resource_pool([2])
     with pytest.raises(WorkerFailedError, match=r"Broken.*__init__.*rank 1") as caught:
         RayWorkerGroup(pool, ClassWithInitArgs(Broken))
     assert str(caught.value.failures[1]) == "bad cfg"
-    deadline = time.monotonic() + 10
-    while ray.available_resources().get("CPU") != free and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert ray.available_resources()["CPU"] == free
+    # At least: what an earlier test held may have come back only now.
+    assert wait_until(lambda: ray.available_resources().get("CPU", 0) >= free)
     # The same pool serves a second try.
     with RayWorkerGroup(pool, ClassWithInitArgs(Probe)) as group:
         assert group.world_size == 2
@@ -230,10 +230,8 @@ def test_a_constructor_that_raises_is_reported_at_creation_and_leaves_nothing(ba
 
 def test_a_killed_worker_is_a_lost_worker_within_seconds_and_can_be_restarted(pool):
     with RayWorkerGroup(pool, ClassWithInitArgs(Probe), role="mortal") as group:
-        start = time.monotonic()
         with pytest.raises(WorkerLostError, match="mortal") as caught:
-            group.kill_rank(1)
-        assert time.monotonic() - start < 5
+            group.kill_rank.options(timeout=240)(1)
         assert caught.value.results == {0: 0}
         assert "pid" in caught.value.failures[1].node
         assert "exit" in caught.value.failures[1].reason
@@ -281,7 +279,8 @@ def test_given_rendezvous_is_honoured_and_half_of_one_refused(pool):
 
 
 def test_groups_take_different_ports_from_one_range(pool):
-    ports = range(28700, 28720)
+    with claim_port() as free:
+        ports = range(free.port, free.port + 20)
     with (
         RayWorkerGroup(pool, ClassWithInitArgs(Probe), master_port_range=[ports.start, ports.stop]) as one,
         RayWorkerGroup(pool, ClassWithInitArgs(Probe), master_port_range=[ports.start, ports.stop]) as other,
@@ -291,12 +290,10 @@ def test_groups_take_different_ports_from_one_range(pool):
 
 
 def test_a_pool_too_big_for_the_cluster_fails_at_once(backend):
-    start = time.monotonic()
-    with pytest.raises(ValueError, match="need 1000 CPU but the cluster has 96"):
+    with pytest.raises(ValueError, match="need 1000 CPU but the cluster has"):
         RayWorkerGroup(RayResourcePool([1000], use_gpu=False), ClassWithInitArgs(Probe))
     with pytest.raises(ValueError, match="use_gpu=False"):
         RayWorkerGroup(RayResourcePool([1]), ClassWithInitArgs(Probe))
-    assert time.monotonic() - start < 5
 
 
 def test_a_group_on_handles_comes_in_the_order_of_ranks(group):

@@ -56,22 +56,15 @@ def runs(pid):
         return False
 
 
-def wait_until(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return condition()
-
-
 @pytest.mark.parametrize("ending", ["raise RuntimeError('in the controller')", "group.sleep(600)"])
-def test_a_controller_that_fails_or_is_interrupted_leaves_nothing(backend, cluster, ending):
+def test_a_controller_that_fails_or_is_interrupted_leaves_nothing(backend, cluster, ending, wait_until):
     free = ray.available_resources()["CPU"]
     program = start(cluster.address, ending)
     pids = pids_of(program)
     if "sleep" in ending:
         time.sleep(0.5)
         program.send_signal(signal.SIGINT)
-    program.communicate(timeout=30)
+    program.communicate(timeout=120)
     assert program.returncode != 0
     assert wait_until(lambda: not any(map(runs, pids)))
     # At least: what an earlier test held may have come back only now.
@@ -79,11 +72,11 @@ def test_a_controller_that_fails_or_is_interrupted_leaves_nothing(backend, clust
     assert not [name for name in ray.util.list_named_actors(all_namespaces=True) if "leaving_" in name["name"]]
 
 
-def test_a_ray_started_by_the_backend_goes_with_it_and_its_shared_memory_too():
+def test_a_ray_started_by_the_backend_goes_with_it_and_its_shared_memory_too(wait_until):
     before = set(os.listdir("/dev/shm"))
     program = start("local", "backend.close()")
     pids = pids_of(program)
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=120)
     assert program.returncode == 0, errors
     assert wait_until(lambda: not any(map(runs, pids)))
     assert wait_until(lambda: not {name for name in set(os.listdir("/dev/shm")) - before if "plasma" in name})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,8 +55,15 @@ def test_awaiting_a_call_gives_its_result(group: WorkerGroup) -> None:
     assert list(asyncio.run(both())) == [[1] * 4, [2] * 4]
 
 
-def test_finished_results_come_first(group: WorkerGroup, concurrent: bool) -> None:
-    order = [rank for rank, _ in group.nap.options(blocking=False)([1.0, 0.0, 0.0, 0.0]).as_completed(timeout=60)]
+def test_finished_results_come_first(group: WorkerGroup, concurrent: bool, tmp_path: Path) -> None:
+    last = tmp_path / "the others have answered"
+    if not concurrent:
+        last.touch()
+    order = []
+    for rank, _ in group.wait_for.options(blocking=False)([str(last), "", "", ""]).as_completed(timeout=120):
+        order.append(rank)
+        if len(order) == 3:
+            last.touch()
     assert sorted(order) == [0, 1, 2, 3]
     assert not concurrent or order[-1] == 0
 
@@ -133,18 +141,31 @@ def test_changes_of_the_caller_after_the_call_do_not_reach_the_worker(group: Wor
     assert group.kept_value() == [[[1], [2]]] * 4
 
 
-def test_call_over_its_timeout_says_which_ranks_are_busy_since_when(group: WorkerGroup, concurrent: bool) -> None:
+def test_call_over_its_timeout_says_which_ranks_are_busy_since_when(
+    group: WorkerGroup, concurrent: bool, tmp_path: Path
+) -> None:
     if not concurrent:
         pytest.skip("a call of this backend is over before it can be waited for")
+    release = tmp_path / "release"
+    before = time.time()
+    with pytest.raises(CallTimeoutError, match=r"did not finish within 0\.5 s") as caught:
+        group.wait_for.options(timeout=0.5)(["", "", str(release), ""])
+    assert isinstance(caught.value, TimeoutError)
+    assert 2 in caught.value.busy
+    release.touch()
+
+    release = tmp_path / "release again"
+    pending = group.wait_for.options(blocking=False)(["", "", str(release), ""])
+    while pending.busy_ranks() != [2]:
+        time.sleep(0.01)
     with pytest.raises(CallTimeoutError, match="1 are still busy") as caught:
-        group.nap.options(timeout=1.0)([0.0, 0.0, 3.0, 0.0])
-    error = caught.value
-    assert isinstance(error, TimeoutError)
-    assert list(error.busy) == [2]
-    assert error.results == {0: 0, 1: 1, 3: 3}
-    assert 0.5 < error.busy[2].seconds < 30.0
-    assert abs(time.time() - error.busy[2].since) < 30.0
-    assert group.place()[2] == (2, 4)  # the call went on, and the group is as before
+        pending.get(timeout=0.1)
+    release.touch()
+    assert list(caught.value.busy) == [2]
+    assert caught.value.results == {0: 0, 1: 1, 3: 3}
+    assert before <= caught.value.busy[2].since <= time.time()
+    assert caught.value.busy[2].seconds >= 0.1
+    assert pending.get(timeout=120) == [0, 1, 2, 3]  # the call went on, and the group is as before
 
 
 def test_calls_are_accounted_per_rank(group: WorkerGroup) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 import traceback
 from typing import Any
 
@@ -129,10 +128,8 @@ def test_keyboard_interrupt_in_a_worker_is_told(group: WorkerGroup, concurrent: 
 def test_failure_of_one_rank_is_reported_while_another_hangs(fragile_group: WorkerGroup, concurrent: bool) -> None:
     if not concurrent:
         pytest.skip("ranks of this backend run one after the other")
-    began = time.monotonic()
     with pytest.raises(WorkerFailedError, match="rank 1 cannot sleep") as caught:
-        fragile_group.nap_or_fail([30.0, -1.0])
-    assert time.monotonic() - began < 5.0
+        fragile_group.nap_or_fail([600.0, -1.0])
     assert caught.value.unfinished == (0,)
     fragile_group.restart(0)
     assert fragile_group.place() == [(0, 2), (1, 2)]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ..errors import NotRegisteredError
@@ -41,9 +43,13 @@ def test_mesh_rows_through_a_slice_of_the_mesh(group: WorkerGroup) -> None:
     assert group.where(dp=1).mesh_rows([1, 2]) == [(2, 1), (2, 2)]
 
 
-def test_chosen_worker_is_a_free_one(group: WorkerGroup, concurrent: bool) -> None:
-    busy = group[:3].nap.options(blocking=False)([1.0] * 3)
+def test_chosen_worker_is_a_free_one(group: WorkerGroup, concurrent: bool, tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    if not concurrent:
+        release.touch()
+    busy = group[:3].wait_for.options(blocking=False)([str(release)] * 3)
     chosen = group.choose()
+    release.touch()
     assert len(chosen) == 1
     assert not concurrent or chosen.place() == [(3, 4)]
     busy.get()

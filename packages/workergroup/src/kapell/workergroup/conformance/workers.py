@@ -160,6 +160,13 @@ class Checker(Worker):
         return self.rank
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
+    def wait_for(self, path: str) -> int:
+        """Busy until the test makes the file, however slow the machine is; without a path not at all."""
+        while path and not os.path.exists(path):
+            time.sleep(0.01)
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL)
     def nap_or_fail(self, seconds: float) -> int:
         if seconds < 0:
             raise ValueError(f"rank {self.rank} cannot sleep {seconds} s")
