@@ -1,3 +1,4 @@
+import copy
 import json
 import math
 
@@ -9,7 +10,7 @@ from kapell.protocol import DataProto
 from kapell.trainer.data import PromptDataset, PromptLoader
 from kapell.trainer.hooks import Hook
 from kapell.trainer.rows import PromptRow
-from kapell.trainer.run_folder import RunFiles, json_value, new_run_folder, plot_curves
+from kapell.trainer.run_folder import RunFiles, json_value, plot_curves
 from kapell.trainer.trainer import Trainer
 
 
@@ -17,6 +18,16 @@ class Recorder(Hook):
     def __init__(self):
         self.records = []
         self.summary = None
+        self.calls = []
+
+    def on_rewind(self, step):
+        self.calls.append(("on_rewind", step))
+
+    def on_start(self, total_steps):
+        self.calls.append(("on_start", total_steps))
+
+    def on_samples(self, step, samples):
+        self.calls.append(("on_samples", step))
 
     def on_metrics(self, step, metrics):
         self.records.append((step, dict(metrics)))
@@ -30,6 +41,12 @@ class FakeStages:
 
     def __init__(self):
         self.sampled = []
+
+    def state_dict(self):
+        return {"sampled": list(self.sampled)}
+
+    def load_state_dict(self, state):
+        self.sampled = list(state["sampled"])
 
     def sample(self, prompts, sampling, num_samples, step):
         self.sampled += prompts.column("index").tolist()
@@ -71,7 +88,7 @@ def run(dataset, *, total_steps=3, hooks=(), step=fake_step, val=True, **options
         PromptLoader(len(dataset), batch_size=2, shuffle=False, seed=1),
         total_steps=total_steps,
         val=dataset if val else None,
-        save=saved.append,
+        save=lambda step, state: saved.append(step),
         hooks=[recorder, *hooks],
         **options,
     )
@@ -163,6 +180,22 @@ def test_the_metrics_file_is_strict_json_with_one_object_a_step(tmp_path):
     assert records[1] == {"step": 2, "a": 1, "s": "text", "l": [1, 2], "n": {"x": [1.0, None]}}
 
 
+def test_a_rewound_file_ends_before_the_step_and_loses_a_line_that_was_cut_off(tmp_path):
+    files = RunFiles(tmp_path)
+    for step in range(4):
+        files.on_metrics(step, {"a": step / 3})
+        files.on_samples(step, [{"prompt": "ü"}, {"prompt": "y"}])
+    before = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "a"')
+    files.on_rewind(2)
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(before[:2])
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 4
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "samples.jsonl"}
+    files.on_rewind(0)
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
 def test_a_number_of_any_kind_stays_a_number():
     assert [json_value(value) for value in (True, 0, np.bool_(True), np.float64(0.0))] == [True, 0, True, 0.0]
 
@@ -176,8 +209,42 @@ def test_curves_are_a_picture_even_of_few_and_missing_values(tmp_path):
     plot_curves(metrics, tmp_path / "empty.png")
 
 
-def test_a_folder_that_holds_a_run_is_refused(tmp_path):
-    folder = new_run_folder(str(tmp_path / "a" / "b"))
-    (folder / "metrics.jsonl").write_text("")
-    with pytest.raises(FileExistsError, match="holds a run already"):
-        new_run_folder(str(folder))
+def test_a_run_goes_on_from_a_saved_step_and_tells_that_step_again(dataset):
+    def trained(total_steps, state=None):
+        recorder, kept = Recorder(), {}
+        trainer = Trainer(
+            fake_step,
+            FakeStages(),
+            dataset,
+            PromptLoader(len(dataset), batch_size=2, shuffle=True, seed=1),
+            total_steps=total_steps,
+            val=dataset,
+            test_freq=2,
+            save=lambda step, state: kept.update({step: state()}),
+            save_freq=2,
+            hooks=[recorder],
+        )
+        if state:
+            trainer.continue_from(copy.deepcopy(state))
+        trainer.fit()
+        return recorder, kept
+
+    def numbers(recorder):
+        return [
+            (step, {k: v for k, v in m.items() if not k.startswith(("timing_s/", "perf/"))}) for step, m in recorder
+        ]
+
+    whole, kept = trained(5)
+    rest, again = trained(5, kept[2])
+    assert numbers(rest.records) == numbers(whole.records[2:])
+    assert rest.calls[:3] == [("on_rewind", 2), ("on_start", 5), ("on_samples", 2)]
+    assert again[4]["data"] == kept[4]["data"]
+    assert rest.summary.steps == 5
+    assert rest.summary.first.keys() == whole.summary.first.keys()
+    assert rest.summary.totals["perf/total_num_tokens"] == whole.summary.totals["perf/total_num_tokens"]
+
+
+def test_another_number_of_prompts_is_no_place_to_go_on_from(dataset):
+    loader = PromptLoader(9, batch_size=2, shuffle=False, seed=1)
+    with pytest.raises(ValueError, match="one in 5 training prompts, here are 9; give the data files"):
+        loader.load_state_dict({"epoch": 0, "offset": 2, "num_prompts": 5})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,17 +12,21 @@ from pathlib import Path
 from kapell.workergroup import ClassWithInitArgs, WorkerGroup, colocate, load_backend
 
 from .algorithms import AdaptiveKLController, FixedKLController, KLController, NormScope
+from .checkpoint import BestCheckpoint, CheckpointStore
 from .choices import advantage_options, estimator_reads, policy_loss_options
 from .config import ActorConfig, Config, CriticConfig, KLControlConfig, SamplingConfig
-from .hooks import Hook, RunSummary
+from .hooks import Hook, Hooks, RunSummary
 from .objectives import PolicyObjective, ValueObjective
 from .openai_engine import OpenAIEngine
 from .prepare import Prepared, prepare
+from .resume import Resume, config_to_yaml, find_resume
 from .reward_model import RewardModel, RewardModelWorker, build_reward_model
+from .run_checkpoint import POLICY, RunCheckpoints, check_tokenizer
 from .sampler import Sampling
 from .scoring import Scorer
 from .served_rollout import RolloutServerWorker, ServedRollout
 from .stages import Stages
+from .state_files import CheckpointError
 from .steps import Step, group_step, ppo_step, remax_step
 from .tokenizer import load_tokenizer
 from .trainer import Trainer
@@ -30,18 +35,25 @@ from .workers import ActorRolloutRefWorker, CriticWorker
 
 __all__ = ["Prepared", "build_stages", "prepare", "step_of", "train", "worker_groups"]
 
+_logger = logging.getLogger(__name__)
 
-def train(prepared: Prepared, folder: str | Path, *, hooks: Sequence[Hook] = ()) -> RunSummary:
-    """Start the workers, train, save the model into ``folder/model`` and end the workers, whatever happens."""
+
+def train(
+    prepared: Prepared, folder: str | Path, *, hooks: Sequence[Hook] = (), resume: Resume | None = None
+) -> RunSummary:
+    """Start the workers, train, save the model into ``folder/model`` and end the workers, whatever happens.
+
+    ``resume`` says where to begin; None for what ``trainer.resume_mode`` finds.
+    """
     trainer_config, rollout = prepared.config.trainer, prepared.config.actor_rollout_ref.rollout
+    if resume is None:
+        resume = find_resume(prepared.config, folder)
+    if resume.checkpoint is not None:
+        check_tokenizer(resume.checkpoint, prepared.tokenizer)
     with worker_groups(prepared) as groups:
         policy = groups["actor_rollout_ref"]
-
-        def save(name: str) -> None:
-            policy.save_model(str(Path(folder) / name))
-            prepared.tokenizer.save_pretrained(Path(folder) / name)
-
-        summary = Trainer(
+        store, checkpoints = _checkpoints(prepared, groups, folder)
+        trainer = Trainer(
             step_of(prepared.config),
             build_stages(prepared, groups, folder),
             prepared.train,
@@ -53,12 +65,24 @@ def train(prepared: Prepared, folder: str | Path, *, hooks: Sequence[Hook] = ())
             val_batch_size=prepared.config.data.val_batch_size,
             val_before_train=trainer_config.val_before_train,
             test_freq=trainer_config.test_freq,
-            save=lambda step: save(f"global_step_{step}/model"),
+            save=checkpoints.save,
             save_freq=trainer_config.save_freq,
             hooks=hooks,
             strict_hooks=trainer_config.strict_hooks,
-        ).fit()
-        save("model")
+        )
+        if resume.checkpoint is not None:
+            state = checkpoints.load(resume.checkpoint)
+            try:
+                trainer.continue_from(state)
+            except ValueError as error:
+                raise CheckpointError(resume.checkpoint, str(error)) from error
+        elif resume.begin_again:
+            Hooks(hooks, strict=trainer_config.strict_hooks).call("on_rewind", 0)
+        for place in store.continue_from(resume.step):
+            _logger.warning("a checkpoint of a later step is set aside: %s", place)
+        summary = trainer.fit()
+        policy.save_model(str(Path(folder) / "model"))
+        prepared.tokenizer.save_pretrained(Path(folder) / "model")
     return summary
 
 
@@ -67,6 +91,17 @@ def step_of(config: Config) -> Step:
     if config.use_critic:
         return ppo_step
     return remax_step if estimator_reads(config, "reward_baselines") else group_step
+
+
+def _checkpoints(
+    prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str | Path
+) -> tuple[CheckpointStore, RunCheckpoints]:
+    config = prepared.config.trainer
+    best = BestCheckpoint(metric=config.keep_best, mode=config.keep_best_mode) if config.keep_best else None
+    store = CheckpointStore(folder, keep=config.max_ckpt_to_keep, best=best)
+    roles = {POLICY: groups["actor_rollout_ref"]} | {name: groups[name] for name in ("critic",) if name in groups}
+    text = config_to_yaml(prepared.config)
+    return store, RunCheckpoints(store, roles, prepared.tokenizer, config_yaml=text, best=best)
 
 
 @contextmanager

@@ -181,7 +181,19 @@ class TrainerConfig:
     val_before_train: bool = True
     """Validate before the first step too."""
     save_freq: int = -1
-    """Save the model every N steps, beside the final one; -1 for never."""
+    """Write a checkpoint every N steps and after the last; -1 for never."""
+    resume_mode: Literal["auto", "disable", "path"] = "auto"
+    """``auto`` goes on from the newest good checkpoint where ``default_local_dir`` holds one, ``path`` from
+    ``resume_from_path``; ``disable`` refuses a folder that holds a run."""
+    resume_from_path: str | None = None
+    """With ``resume_mode=path``: the checkpoint, a folder ``global_step_N`` of this run or of another."""
+    max_ckpt_to_keep: int | None = None
+    """How many of the newest checkpoints stay. Null: all."""
+    keep_best: str | None = None
+    """The validation metric, such as ``val/exact_match``, whose best checkpoint stays besides and is named in
+    ``best_checkpointed_iteration.txt``; only steps that are both saved and validated count."""
+    keep_best_mode: Literal["max", "min"] = "max"
+    """Whether more or less of it is better."""
     critic_warmup: int = 0
     """First N steps in which only the critic learns."""
     nnodes: int = 1
@@ -220,13 +232,22 @@ class TrainerConfig:
     }
 
     def __post_init__(self) -> None:
-        require_positive(self, "total_epochs", "nnodes", "n_gpus_per_node", "torch_threads")
+        require_positive(self, "total_epochs", "nnodes", "n_gpus_per_node", "torch_threads", "max_ckpt_to_keep")
         for name in ("total_training_steps", "critic_warmup", "log_val_generations"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("test_freq", "save_freq"):
             if getattr(self, name) < -1:
                 raise ValueError(f"{name} must be -1 (never) or a number of steps, got {getattr(self, name)}")
+        if (self.resume_mode == "path") != (self.resume_from_path is not None):
+            raise ValueError(
+                f"resume_mode=path and resume_from_path need each other, got {self.resume_mode} and "
+                f"{self.resume_from_path}"
+            )
+        if self.keep_best is not None and min(self.save_freq, self.test_freq) < 1:
+            raise ValueError(
+                f"keep_best={self.keep_best} needs save_freq and test_freq, got {self.save_freq} and {self.test_freq}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

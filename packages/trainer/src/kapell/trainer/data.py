@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,19 @@ class PromptLoader:
         done = end == self._num_prompts
         self.state = LoaderState(self.state.epoch + done, 0 if done else end)
         return indices
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the loader stands, for a checkpoint."""
+        return {"epoch": self.state.epoch, "offset": self.state.offset, "num_prompts": self._num_prompts}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from what `state_dict` returned. Raises ``ValueError`` for another number of prompts."""
+        if state["num_prompts"] != self._num_prompts:
+            raise ValueError(
+                f"the position {state['offset']} is one in {state['num_prompts']} training prompts, here are "
+                f"{self._num_prompts}; give the data files and data keys as they were"
+            )
+        self.state = LoaderState(state["epoch"], state["offset"])
 
     def _order(self, epoch: int) -> list[int]:
         if not self._shuffle:

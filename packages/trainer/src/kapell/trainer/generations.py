@@ -29,6 +29,13 @@ class GenerationFiles(Hook):
         self._rollouts = rollouts
         self._validation = validation
 
+    def on_rewind(self, step: int) -> None:
+        """Delete the files of later steps."""
+        for folder in filter(None, (self._rollouts, self._validation)):
+            for file in Path(folder).expanduser().glob("*.jsonl"):
+                if file.stem.isdigit() and int(file.stem) > step:
+                    file.unlink()
+
     def on_rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a training step's responses."""
         if self._rollouts is not None:

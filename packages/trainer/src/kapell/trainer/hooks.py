@@ -35,6 +35,12 @@ class RunSummary:
 class Hook:
     """Override what is needed. An exception in a hook is reported once and otherwise ignored."""
 
+    def on_rewind(self, step: int) -> None:
+        """Before `on_start`, the run goes on from a checkpoint (or, for step 0, begins anew): forget what was logged.
+
+        That is the metrics and samples of this step, which are told again, and everything of later steps.
+        """
+
     def on_start(self, total_steps: int) -> None:
         """The run begins."""
 
@@ -46,6 +52,9 @@ class Hook:
 
     def on_rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """A training step is done; its responses, as in `on_samples`."""
+
+    def on_save(self, step: int) -> None:
+        """A checkpoint is about to be written: bring what was logged to where a crash cannot lose it."""
 
     def on_end(self, summary: RunSummary) -> None:
         """The run has ended, as planned or not."""

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from .durable_files import sync
 from .hooks import Hook, RunSummary
 
 __all__ = ["CURVES", "RunFiles", "json_value", "new_run_folder", "plot_curves"]
@@ -25,12 +26,12 @@ CURVES: Mapping[str, Sequence[str]] = {
 }
 """Titles of the plots and the metrics in each."""
 
+_LOGS = ("metrics.jsonl", "samples.jsonl")
+
 
 def new_run_folder(path: str | None) -> Path:
-    """Create the folder; by default ``runs/<date and time>``. Refuses one that holds a run already."""
+    """Create the folder where it does not exist; by default ``runs/<date and time>``."""
     folder = Path(path).expanduser() if path else Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    if (folder / "metrics.jsonl").exists():
-        raise FileExistsError(f"{folder} holds a run already; choose another trainer.default_local_dir or delete it")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -58,6 +59,12 @@ class RunFiles(Hook):
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
 
+    def on_rewind(self, step: int) -> None:
+        """Cut the files off before the step."""
+        for name in _LOGS:
+            if (path := self._folder / name).exists():
+                _cut(path, step)
+
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one JSON object to ``metrics.jsonl``."""
         self._append("metrics.jsonl", {"step": step, **metrics})
@@ -66,6 +73,12 @@ class RunFiles(Hook):
         """Append the validation's responses to ``samples.jsonl``."""
         for sample in samples:
             self._append("samples.jsonl", {"step": step, **sample})
+
+    def on_save(self, step: int) -> None:
+        """Bring both files to the disk."""
+        for name in _LOGS:
+            if (path := self._folder / name).exists():
+                sync(path)
 
     def on_end(self, summary: RunSummary) -> None:
         """Draw ``curves.png``."""
@@ -76,6 +89,21 @@ class RunFiles(Hook):
     def _append(self, name: str, values: Mapping[str, Any]) -> None:
         with (self._folder / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(json_value(values), allow_nan=False) + "\n")
+
+
+def _cut(path: Path, step: int) -> None:
+    """Leave only the lines of earlier steps; a line that was not finished goes too."""
+    shorter = path.with_name(f".{path.name}.partial")
+    with path.open(encoding="utf-8") as lines, shorter.open("w", encoding="utf-8") as kept:
+        for line in lines:
+            try:
+                earlier = line.endswith("\n") and json.loads(line)["step"] < step
+            except json.JSONDecodeError:
+                continue
+            if earlier:
+                kept.write(line)
+    sync(shorter)
+    shorter.replace(path)
 
 
 def plot_curves(metrics_file: str | Path, picture: str | Path) -> None:

@@ -95,6 +95,9 @@ class Stages:
     seed: int = 1
     """Seed of sampling and of the order of mini-batches."""
 
+    def __post_init__(self) -> None:
+        self._first_beta = None if self.kl_in_reward is None else self.kl_in_reward.beta
+
     @stage(
         "gen",
         reads=("prompts", "prompt_mask", "index"),
@@ -236,6 +239,16 @@ class Stages:
         if step <= self.critic_warmup:
             return batch
         return self._update(self.policy, batch, self.policy_objective, self.policy_plan, step, "actor")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What stages keep between steps, for a checkpoint: the KL penalty's weight, and the one it began with."""
+        controller = self.kl_in_reward
+        return {} if controller is None else {"kl": {"first": self._first_beta, "beta": controller.beta}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned; a weight that was since configured anew begins anew."""
+        if self.kl_in_reward is not None and "kl" in state and state["kl"]["first"] == self._first_beta:
+            self.kl_in_reward.beta = state["kl"]["beta"]
 
     def _critic_and_plan(self) -> tuple[WorkerGroup, UpdatePlan]:
         if self.critic is None or self.value_plan is None:

@@ -6,19 +6,25 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from .algorithms import merge_metrics, metric_values
 from .data import PromptDataset, PromptLoader
 from .hooks import Hook, Hooks, RunSummary
 from .metrics import batch_metrics, metrics_of
+from .random_states import random_states, set_random_states
+from .run_folder import json_value
 from .sampler import Sampling
 from .stages import Stages
 from .steps import Step
 from .validation import rows_of, validate
 
-__all__ = ["Trainer"]
+__all__ = ["Save", "Trainer"]
 
 _logger = logging.getLogger(__name__)
+
+Save = Callable[[int, Callable[[], dict[str, Any]]], None]
+"""Saves a step: writes the workers' state first, then what the second argument returns, the trainer's own."""
 
 
 class Trainer:
@@ -38,7 +44,7 @@ class Trainer:
         val_batch_size: int | None = None,
         val_before_train: bool = True,
         test_freq: int = -1,
-        save: Callable[[int], None] | None = None,
+        save: Save | None = None,
         save_freq: int = -1,
         hooks: Sequence[Hook] = (),
         strict_hooks: bool = False,
@@ -60,19 +66,38 @@ class Trainer:
         self._first: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._totals: dict[str, float] = defaultdict(float)
+        self._samples: list[dict[str, Any]] = []
+        self._started = 0.0
+        self._saved: Mapping[str, Any] | None = None
+
+    def continue_from(self, state: Mapping[str, Any]) -> None:
+        """Let `fit` begin after the step that ``state`` was saved at. Raises ``ValueError`` for other prompts.
+
+        That step's metrics and samples are told to the hooks again, since a killed run may not have told them.
+        """
+        self._loader.load_state_dict(state["data"])
+        self._stages.load_state_dict(state["stages"])
+        trainer = state["trainer"]
+        self._first, self._last = dict(trainer["first"]), dict(trainer["last"])
+        self._totals.update(trainer["totals"])
+        self._saved = state
 
     def fit(self) -> RunSummary:
         """Train. Hooks learn of the end even when it comes early."""
-        started = time.perf_counter()
-        done = 0
+        done: int = self._saved["trainer"]["step"] if self._saved else 0
+        self._started = time.perf_counter() - (self._saved["trainer"]["seconds"] if self._saved else 0.0)
         error: str | None = None
+        if self._saved:
+            self._hooks.call("on_rewind", done)
         self._hooks.call("on_start", self._total_steps)
         if self._test_freq > 0 and not self._val:
             _logger.warning("test_freq=%d, but there are no validation prompts: none is validated", self._test_freq)
         try:
-            if self._val_before_train and self._test_freq > 0:
+            if self._saved:
+                self._tell_again(self._saved)
+            elif self._val_before_train and self._test_freq > 0:
                 self._report(0, self.validate(0))
-            for step in range(1, self._total_steps + 1):
+            for step in range(done + 1, self._total_steps + 1):
                 self._report(step, self.train_step(step))
                 done = step
         except BaseException as failure:
@@ -82,7 +107,7 @@ class Trainer:
             summary = RunSummary(
                 steps=done,
                 total_steps=self._total_steps,
-                seconds=time.perf_counter() - started,
+                seconds=time.perf_counter() - self._started,
                 first=self._first,
                 last=self._last,
                 totals=dict(self._totals),
@@ -94,6 +119,7 @@ class Trainer:
     def train_step(self, step: int) -> dict[str, float]:
         """One step with its validation and saving, where they are due; the step's metrics."""
         started = time.perf_counter()
+        self._samples = []
         epoch = self._loader.state.epoch
         prompts = self._train.batch(self._loader.next_batch())
         batch = self._step(self._stages, prompts, step)
@@ -111,9 +137,8 @@ class Trainer:
         if self._is_due(step, self._test_freq):
             metrics |= self.validate(step)
         if self._save is not None and self._is_due(step, self._save_freq):
-            started = time.perf_counter()
-            self._save(step)
-            metrics["timing_s/save_checkpoint"] = time.perf_counter() - started
+            self._hooks.call("on_save", step)
+            self._save(step, self._state_function(step, metrics))
         return metrics
 
     def validate(self, step: int) -> dict[str, float]:
@@ -129,8 +154,38 @@ class Trainer:
             num_samples=self._val_samples,
             batch_size=self._val_batch_size,
         )
+        self._samples = found.samples
         self._hooks.call("on_samples", step, found.samples)
         return found.metrics | {"timing_s/testing": time.perf_counter() - started}
+
+    def _state_function(self, step: int, metrics: dict[str, float]) -> Callable[[], dict[str, Any]]:
+        started = time.perf_counter()
+
+        def state() -> dict[str, Any]:
+            metrics["timing_s/save_checkpoint"] = time.perf_counter() - started
+            return {
+                "trainer": {
+                    "step": step,
+                    "seconds": time.perf_counter() - self._started,
+                    "first": self._first,
+                    "last": self._last,
+                    "totals": dict(self._totals),
+                },
+                "data": self._loader.state_dict(),
+                "stages": self._stages.state_dict(),
+                "report": {"metrics": metrics, "samples": json_value(self._samples)},
+                "random": random_states(),
+            }
+
+        return state
+
+    def _tell_again(self, saved: Mapping[str, Any]) -> None:
+        """The rest of the saved step, in the order in which it goes after saving."""
+        step, report = saved["trainer"]["step"], saved["report"]
+        if report["samples"]:
+            self._hooks.call("on_samples", step, report["samples"])
+        set_random_states(saved["random"])
+        self._report(step, report["metrics"])
 
     def _is_due(self, step: int, frequency: int) -> bool:
         return frequency > 0 and (step % frequency == 0 or step == self._total_steps)

@@ -43,8 +43,9 @@ def _user_errors() -> tuple[type[Exception], ...]:
     from kapell.workergroup import BackendNotFoundError
 
     from ..reward import RewardError
+    from ..state_files import CheckpointError
 
-    return (UserError, RewardError, BackendNotFoundError)
+    return (UserError, RewardError, BackendNotFoundError, CheckpointError)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -38,11 +38,13 @@ def _train(options: argparse.Namespace, console: Console) -> None:
         from ..display import LiveDisplay
         from ..generations import GenerationFiles
         from ..loggers import build_loggers
+        from ..resume import find_resume
         from ..run_folder import RunFiles, new_run_folder
 
         torch.set_num_threads(config.trainer.torch_threads)
         with user_mistakes():
             folder = new_run_folder(config.trainer.default_local_dir)
+            resume = find_resume(config, folder)
             trackers = build_loggers(
                 config.trainer.logger,
                 folder,
@@ -62,7 +64,9 @@ def _train(options: argparse.Namespace, console: Console) -> None:
         hooks.append(LiveDisplay(console, title=title, folder=folder, num_samples=shown))
     if (rollouts := config.trainer.rollout_data_dir) or config.trainer.validation_data_dir:
         hooks.append(GenerationFiles(rollouts=rollouts, validation=config.trainer.validation_data_dir))
-    train(prepared, folder, hooks=hooks)
+    if str(resume):
+        console.print(f"going on {resume}", markup=False, highlight=False, soft_wrap=True)
+    train(prepared, folder, hooks=hooks, resume=resume)
     console.print(f"Try it: [bold]kapell generate {escape(str(folder))} PROMPT[/bold]", highlight=False)
 
 
