@@ -144,6 +144,7 @@ SCENARIOS = {
     "sampled": ["actor_rollout_ref.rollout.val_kwargs.do_sample=true", "trainer.logger=[tensorboard]"],
     "function": ["reward.custom_reward_function.path=mine.py", "reward.on_error=fallback"],
     "correction": CORRECTION,
+    "checkpoints": ["trainer.save_freq=1", "trainer.keep_best=val/exact_match", "trainer.max_ckpt_to_keep=1"],
     "schedules": [
         "algorithm.adv_estimator=gae",
         "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",

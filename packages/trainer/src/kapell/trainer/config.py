@@ -226,6 +226,8 @@ class TrainerConfig:
 
     active_if: ClassVar[Conditions] = {
         "val_before_train": Given(".test_freq"),
+        "max_ckpt_to_keep": Given(".save_freq"),
+        "keep_best_mode": Given(".keep_best"),
         "validation_data_dir": Given(".test_freq"),
         "log_val_generations": AllOf((Given(".test_freq"), Contains(".logger", ("console",)))),
         **dict.fromkeys(("project_name", "experiment_name"), Contains(".logger", TRACKERS)),

@@ -12,7 +12,7 @@ from .inactive import InactiveKey, inactive_settings
 from .observe import ObservedStage
 from .stand_in import StandInRun, observe_stand_in
 
-__all__ = ["PlannedPool", "PlannedRole", "RunPlan", "plan_run"]
+__all__ = ["PlannedPool", "PlannedRole", "RunPlan", "plan_run", "reason_of_step"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def plan_run(resolved: ResolvedConfig) -> RunPlan:
     return RunPlan(
         step=f"{step.__module__}.{getattr(step, '__name__', step)}",
         summary=" ".join((step.__doc__ or "").split()),
-        reason=_reason_of_step(config),
+        reason=reason_of_step(config),
         roles=_roles(config, seen),
         pools=_pools(config),
         sizes=_sizes(config),
@@ -88,7 +88,8 @@ def plan_run(resolved: ResolvedConfig) -> RunPlan:
     )
 
 
-def _reason_of_step(config: Config) -> str:
+def reason_of_step(config: Config) -> str:
+    """Why the step function is the one that it is."""
     estimator = config.algorithm.adv_estimator
     if config.use_critic:
         return f"algorithm.adv_estimator={estimator} needs values, so there is a critic"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
 from ..config import Config
+from ..config_load import ResolvedConfig
 from ..hooks import Hook
 from .common import add_config_arguments, load, quiet_libraries, user_mistakes
 
 if TYPE_CHECKING:
+    from ..resume import Resume
     from .common import Commands
 
 __all__ = ["add_parser"]
@@ -32,19 +35,33 @@ def _train(options: argparse.Namespace, console: Console) -> None:
     config = resolved.config
     quiet_libraries()
     with console.status("loading data and model"):
+        from ..failure import keep_failure
+        from ..resume import find_resume
+        from ..run_folder import new_run_folder
+
+        with user_mistakes():
+            folder = new_run_folder(config.trainer.default_local_dir)
+            resume = find_resume(config, folder)
+    (folder / "config.yaml").write_text(resolved.to_yaml())
+    (folder / "config_origins.yaml").write_text(resolved.origins_to_yaml())
+    with keep_failure(folder):
+        _run(resolved, folder, resume, console)
+    console.print(f"Try it: [bold]kapell generate {escape(str(folder))} PROMPT[/bold]", highlight=False)
+
+
+def _run(resolved: ResolvedConfig, folder: Path, resume: Resume, console: Console) -> None:
+    config = resolved.config
+    with console.status("loading data and model"):
         import torch
 
         from ..build import prepare, train
         from ..display import LiveDisplay
         from ..generations import GenerationFiles
         from ..loggers import build_loggers
-        from ..resume import find_resume
-        from ..run_folder import RunFiles, new_run_folder
+        from ..run_folder import RunFiles
 
         torch.set_num_threads(config.trainer.torch_threads)
         with user_mistakes():
-            folder = new_run_folder(config.trainer.default_local_dir)
-            resume = find_resume(config, folder)
             trackers = build_loggers(
                 config.trainer.logger,
                 folder,
@@ -53,8 +70,6 @@ def _train(options: argparse.Namespace, console: Console) -> None:
                 config={key: value for key, value, _ in resolved.leaves()},
             )
             prepared = prepare(config, folder)
-    (folder / "config.yaml").write_text(resolved.to_yaml())
-    (folder / "config_origins.yaml").write_text(resolved.origins_to_yaml())
     title = f"{config.algorithm.adv_estimator} on {config.backend.name}, {_num_workers(config)} workers → {folder}"
     hooks: list[Hook] = list(trackers)
     if "file" in config.trainer.logger:
@@ -67,7 +82,6 @@ def _train(options: argparse.Namespace, console: Console) -> None:
     if str(resume):
         console.print(f"going on {resume}", markup=False, highlight=False, soft_wrap=True)
     train(prepared, folder, hooks=hooks, resume=resume)
-    console.print(f"Try it: [bold]kapell generate {escape(str(folder))} PROMPT[/bold]", highlight=False)
 
 
 def _num_workers(config: Config) -> int:
