@@ -2,11 +2,15 @@ import json
 import subprocess
 import sys
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
-from kapell.trainer.data import LoaderState, PromptDataset, PromptLoader, encode_prompt, in_batches
+from kapell.trainer.data import LoaderState, PromptDataset, PromptLoader, encode_prompt, in_batches, truncate
+from kapell.trainer.reward import builtin_reward
 from kapell.trainer.rows import DataError, PromptRow, read_rows
 from kapell.trainer.tasks import reverse_digits
 from kapell.trainer.tokenizer import build_character_tokenizer, load_tokenizer
@@ -176,3 +180,137 @@ def test_a_dataset_smaller_than_a_batch_gives_all_of_it():
 @pytest.mark.parametrize(("rows", "size", "expected"), [(5, 2, [[0, 1], [2, 3], [4]]), (0, 2, []), (1, 4, [[0]])])
 def test_batches_in_order_hold_each_index_once(rows, size, expected):
     assert list(in_batches(rows, size)) == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [("left", [3, 4, 5, 6]), ("right", [1, 2, 3, 4]), ("middle", [1, 2, 5, 6]), ("error", [1, 2, 3, 4, 5, 6])],
+)
+def test_a_prompt_is_cut_where_it_is_asked(where, kept):
+    assert truncate([1, 2, 3, 4, 5, 6], 4, where) == kept
+    assert truncate([1, 2, 3], 4, where) == [1, 2, 3]
+
+
+def test_overlong_prompts_are_cut_in_place_of_left_out(tokenizer):
+    rows = [PromptRow(text, "1", "mine", origin=f"row {text}") for text in ("1", "12345")]
+    dataset = PromptDataset(rows, tokenizer, max_prompt_length=4, truncation="left")
+    assert (len(dataset), dataset.num_filtered) == (2, 0)
+    kept = dataset.batch([1]).column("prompts")[0]
+    assert tokenizer.convert_ids_to_tokens(kept) == ["3", "4", "5", "<answer>"]
+    filtered = PromptDataset(rows, tokenizer, max_prompt_length=4, truncation="left", filter_overlong=True)
+    assert len(filtered) == 1  # filtering comes first, as in verl
+
+
+@pytest.fixture(scope="module")
+def chatml():
+    """A byte-level BPE with the ChatML template of Qwen's and SmolLM's tokenizers."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(["user assistant system What is 2+3? Be short."] * 8, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=(
+            "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content']}}"
+            "{{'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+            "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+            "{% endif %}"
+        ),
+    )
+
+
+def test_chat_messages_go_through_a_real_template_in_their_roles(chatml, tmp_path):
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is 2+3?"}]
+    parquet = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist([{**ROW, "prompt": messages}]), parquet)
+    (row,) = read_rows([parquet])
+    expected = (
+        "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nWhat is 2+3?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    ids = encode_prompt(row, chatml)
+    assert chatml.decode(ids) == expected
+    assert ids.count(chatml.convert_tokens_to_ids("<|im_start|>")) == 3  # one token each, not their characters
+    without = encode_prompt(row, chatml, template_options={"enable_thinking": False})
+    assert chatml.decode(without) == expected + "<think>\n\n</think>\n\n"
+
+
+def test_messages_without_a_template_are_refused_with_the_way_out(chatml):
+    plain = PreTrainedTokenizerFast(tokenizer_object=chatml.backend_tokenizer, eos_token="<|im_end|>")
+    row = PromptRow([{"role": "user", "content": "hi"}], "1", "mine", origin="file row 1")
+    with pytest.raises(DataError, match="file row 1 holds chat messages, but the tokenizer has no chat template"):
+        encode_prompt(row, plain)
+
+
+def test_a_data_set_saved_to_disk_gives_the_same_rows_as_its_jsonl(tmp_path):
+    other = {**ROW, "prompt": [{"role": "user", "content": "34"}]}
+    datasets.Dataset.from_list([ROW, other]).save_to_disk(tmp_path / "set")
+    rows = read_rows([tmp_path / "set"])
+    assert [(row.text, row.ground_truth, row.data_source, row.extra_info) for row in rows] == [
+        ("12", "21", "mine", {"index": 0}),
+        ("34", "21", "mine", {"index": 0}),
+    ]
+    assert rows[1].origin == f"{tmp_path / 'set'} row 2"
+
+
+def test_a_data_set_of_several_splits_names_them_and_one_of_them_is_read(tmp_path):
+    one = datasets.Dataset.from_list([ROW])
+    datasets.DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "sets")
+    with pytest.raises(DataError, match=r"holds several splits; give one of them: .*/train, .*/test"):
+        read_rows([tmp_path / "sets"])
+    assert len(read_rows([tmp_path / "sets" / "test"])) == 1
+
+
+def test_a_folder_that_is_no_data_set_and_a_missing_package_say_so(tmp_path, monkeypatch):
+    with pytest.raises(DataError, match=r"it has no state\.json"):
+        read_rows([tmp_path])
+    datasets.Dataset.from_list([ROW]).save_to_disk(tmp_path / "set")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"pip install kapell-trainer\[datasets\]"):
+        read_rows([tmp_path / "set"])
+
+
+def test_any_reasoning_gym_task_is_a_source_with_its_own_score():
+    rows = read_rows(["reasoning_gym:spell_backward?size=3&seed=1&min_word_len=3&max_word_len=6"])
+    assert [row.data_source for row in rows] == ["reasoning_gym/spell_backward"] * 3
+    again = read_rows(["reasoning_gym:spell_backward?size=3&seed=1&min_word_len=3&max_word_len=6"])
+    assert [row.text for row in rows] == [row.text for row in again]
+    word = rows[0].text.split()[-1]
+    assert 3 <= len(word) <= 6
+    assert rows[0].ground_truth == word[::-1]
+    reward = builtin_reward(["reasoning_gym/spell_backward"])
+    answer, entry = word[::-1], rows[0].extra_info
+    assert reward(rows[0].data_source, f" {answer}\n", answer, entry) == {"score": 1.0, "exact_match": 1.0}
+    junk = reward(rows[0].data_source, f"{answer}junk", answer, entry)
+    assert junk == {"score": pytest.approx(0.8), "exact_match": 0.0}
+
+
+@pytest.mark.parametrize("task", ["chain_sum", "leg_counting", "letter_counting"])
+def test_other_tasks_score_their_own_answers(task):
+    for row in read_rows([f"reasoning_gym:{task}?size=2&seed=3"]):
+        result = builtin_reward([row.data_source])(row.data_source, row.ground_truth, row.ground_truth, row.extra_info)
+        assert result["score"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("reasoning_gym:spell_backwards", "no task 'spell_backwards'; did you mean spell_backward"),
+        ("reasoning_gym:spell_backward?sise=3", "no option 'sise'; it has: .*size"),
+        ("reasoning_gym:spell_backward?min_word_len=9&max_word_len=3", "spell_backward.*max_word_len"),
+    ],
+)
+def test_a_wrong_task_or_option_is_named(source, message):
+    with pytest.raises(ValueError, match=message):
+        read_rows([source])
+
+
+def test_a_missing_reasoning_gym_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ValueError, match=r"pip install kapell-trainer\[reasoning-gym\]"):
+        read_rows(["reasoning_gym:chain_sum"])

@@ -59,7 +59,8 @@ class DataConfig:
     """Where prompts come from and how they are batched."""
 
     train_files: list[str] = field(default_factory=list)
-    """JSONL or parquet files in verl's row format. Empty: the bundled task (reverse a 4-digit string)."""
+    """Files in verl's row format: JSONL, parquet, folders that ``datasets`` saved with ``save_to_disk``, or generated
+    rows, ``reasoning_gym:TASK?size=1000&seed=1``. Empty: the bundled task (reverse a 4-digit string)."""
     val_files: list[str] = field(default_factory=list)
     """Files of the prompts used for validation. Empty: the bundled task's, or none with ``train_files``."""
     tokenizer: str | None = None
@@ -77,7 +78,12 @@ class DataConfig:
     max_response_length: int = 6
     """Longest response in tokens, the end-of-sequence token included."""
     filter_overlong_prompts: bool = False
-    """Leave out prompts that are too long, instead of an error that names the first."""
+    """Leave out prompts that are too long."""
+    truncation: Literal["error", "left", "right", "middle"] = "error"
+    """What else happens to a prompt that is too long: an error that names it, or tokens are cut from its left, its
+    right or its middle."""
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the tokenizer's chat template, such as ``enable_thinking``."""
     shuffle: bool = True
     """Draw the prompts of each epoch in a new random order."""
     seed: int | None = None
@@ -85,6 +91,7 @@ class DataConfig:
 
     active_if: ClassVar[Conditions] = {
         "val_batch_size": Given("trainer.test_freq"),
+        "truncation": Needs(".filter_overlong_prompts", (False,)),
         "seed": AnyOf((Needs(".shuffle"), Unset(".train_files"))),
     }
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,11 +17,22 @@ from kapell.protocol import DataProto
 
 from .rows import DataError, PromptRow
 
-__all__ = ["LoaderState", "PromptDataset", "PromptLoader", "encode_prompt", "in_batches", "pad_left"]
+__all__ = [
+    "LoaderState",
+    "PromptDataset",
+    "PromptLoader",
+    "Truncation",
+    "encode_prompt",
+    "in_batches",
+    "pad_left",
+    "truncate",
+]
 
 
-def encode_prompt(row: PromptRow, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a row's prompt; chat messages go through the tokenizer's chat template."""
+def encode_prompt(
+    row: PromptRow, tokenizer: PreTrainedTokenizerBase, *, template_options: Mapping[str, Any] | None = None
+) -> list[int]:
+    """Token ids of a row's prompt; chat messages go through the tokenizer's chat template, with its further options."""
     if isinstance(row.prompt, str):
         _require_known_characters(row.prompt, row.origin, tokenizer)
         return tokenizer(row.prompt)["input_ids"]
@@ -29,7 +40,7 @@ def encode_prompt(row: PromptRow, tokenizer: PreTrainedTokenizerBase) -> list[in
         raise DataError(f"{row.origin} holds chat messages, but the tokenizer has no chat template; give text instead")
     _require_known_characters(row.text, row.origin, tokenizer)
     encoded: Any = tokenizer.apply_chat_template(
-        row.prompt, add_generation_prompt=True, tokenize=True, return_dict=True
+        row.prompt, add_generation_prompt=True, tokenize=True, return_dict=True, **(template_options or {})
     )
     return encoded["input_ids"]
 
@@ -58,6 +69,22 @@ def pad_left(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, T
     return ids_BP, mask_BP
 
 
+Truncation = Literal["error", "left", "right", "middle"]
+"""Where tokens are cut from a prompt that is too long."""
+
+
+def truncate(ids: Sequence[int], length: int, where: Truncation) -> list[int]:
+    """At most ``length`` of the ids.
+
+    >>> truncate([1, 2, 3, 4, 5], 3, "left"), truncate([1, 2, 3, 4, 5], 3, "middle")
+    ([3, 4, 5], [1, 4, 5])
+    """
+    if where == "error" or len(ids) <= length:
+        return list(ids)
+    first = {"left": 0, "right": length, "middle": length // 2}[where]
+    return [*ids[:first], *ids[len(ids) - (length - first) :]]
+
+
 class PromptDataset:
     """Encoded prompts with what their rewards need."""
 
@@ -68,18 +95,21 @@ class PromptDataset:
         *,
         max_prompt_length: int,
         filter_overlong: bool = False,
+        truncation: Truncation = "error",
+        template_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.rows: list[PromptRow] = []
         self._ids: list[list[int]] = []
         self._pad_id: int = tokenizer.pad_token_id
         for row in rows:
-            ids = encode_prompt(row, tokenizer)
+            ids = encode_prompt(row, tokenizer, template_options=template_options)
+            if len(ids) > max_prompt_length and filter_overlong:
+                continue
+            ids = truncate(ids, max_prompt_length, truncation)
             if len(ids) > max_prompt_length:
-                if filter_overlong:
-                    continue
                 raise DataError(
                     f"{row.origin}: the prompt has {len(ids)} tokens, more than data.max_prompt_length="
-                    f"{max_prompt_length}; raise it, or set data.filter_overlong_prompts=true"
+                    f"{max_prompt_length}; raise it, or set data.filter_overlong_prompts=true or data.truncation"
                 )
             self.rows.append(row)
             self._ids.append(ids)

@@ -71,6 +71,8 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
         tokenizer=tokenizer,
         max_prompt_length=data.max_prompt_length,
         filter_overlong=data.filter_overlong_prompts,
+        truncation=data.truncation,
+        template_options=data.apply_chat_template_kwargs,
     )
     train = encode(train_rows)
     loader = PromptLoader(len(train), batch_size=data.train_batch_size, shuffle=data.shuffle, seed=seed)

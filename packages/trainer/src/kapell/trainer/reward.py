@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from .tasks import reverse_digits
+from .tasks import reasoning_gym, reverse_digits
 
 __all__ = [
     "RewardError",
@@ -40,8 +40,10 @@ class RewardTimeoutError(RewardError):
 
 def builtin_reward(data_sources: Sequence[str]) -> RewardFunction:
     """The reward that comes with the trainer for these data sources. Raises ``ValueError`` where there is none."""
-    known = {reverse_digits.DATA_SOURCE: reverse_digits.score}
+    known: dict[str, RewardFunction] = {reverse_digits.DATA_SOURCE: reverse_digits.score}
     for data_source in data_sources:
+        if data_source.startswith(reasoning_gym.PREFIX):
+            known[data_source] = reasoning_gym.reward_of(data_source)
         if data_source not in known:
             near = get_close_matches(data_source, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -50,7 +52,7 @@ def builtin_reward(data_sources: Sequence[str]) -> RewardFunction:
                 "Give your own: reward.custom_reward_function.path=FILE.py reward.custom_reward_function.name=FUNCTION"
             )
 
-    def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> float:
+    def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> Any:
         return known[data_source](data_source, solution_str, ground_truth, extra_info)
 
     return score

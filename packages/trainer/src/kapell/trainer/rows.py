@@ -1,4 +1,4 @@
-"""Rows of a task in verl's format, read from JSONL or parquet and checked one by one."""
+"""Rows of a task in verl's format, read from JSONL, parquet, Hugging Face datasets or a generator, and checked."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from .tasks import reasoning_gym
 
 __all__ = ["DataError", "PromptRow", "read_rows"]
 
@@ -46,12 +48,17 @@ def read_rows(
 ) -> list[PromptRow]:
     """All rows of the files, in order.
 
-    Raises ``FileNotFoundError`` for a missing file and `DataError` for a file or row that cannot be used.
+    A file is JSONL, parquet, a folder that ``datasets`` saved with ``save_to_disk``, or
+    ``reasoning_gym:TASK?option=value``. Raises ``FileNotFoundError`` for a missing file and `DataError` for a file or
+    row that cannot be used.
     """
     rows = []
     for file in files:
+        if reasoning_gym.is_source(file):
+            rows += [PromptRow(**values) for values in reasoning_gym.make_rows(str(file))]
+            continue
         path = Path(file).expanduser()
-        if not path.is_file():
+        if not path.exists():
             raise FileNotFoundError(f"no data file {path}")
         before = len(rows)
         for number, values in enumerate(_read(path), start=1):
@@ -62,6 +69,8 @@ def read_rows(
 
 
 def _read(path: Path) -> Iterable[Any]:
+    if path.is_dir():
+        return _read_dataset(path)
     if path.suffix in (".jsonl", ".json"):
         return _read_jsonl(path)
     if path.suffix == ".parquet":
@@ -70,8 +79,23 @@ def _read(path: Path) -> Iterable[Any]:
         except pa.ArrowException as error:
             raise DataError(f"{path} is not a parquet file: {error}") from error
     raise DataError(
-        f"{path} has the unknown ending {path.suffix!r}; known: .jsonl, .json (one object a line), .parquet"
+        f"{path} has the unknown ending {path.suffix!r}; known: .jsonl, .json (one object a line), .parquet, or a "
+        "folder that `datasets` saved with save_to_disk"
     )
+
+
+def _read_dataset(path: Path) -> Iterable[Any]:
+    splits = path / "dataset_dict.json"
+    if splits.is_file():
+        names = ", ".join(str(path / name) for name in json.loads(splits.read_text())["splits"])
+        raise DataError(f"{path} holds several splits; give one of them: {names}")
+    if not (path / "state.json").is_file():
+        raise DataError(f"{path} is no data set that `datasets` saved with save_to_disk: it has no state.json")
+    try:
+        from datasets import load_from_disk  # an extra, and slow to import
+    except ImportError:
+        raise DataError(f"reading {path} needs a package: pip install kapell-trainer[datasets]") from None
+    return load_from_disk(str(path))
 
 
 def _read_jsonl(path: Path) -> Iterator[Any]:
