@@ -20,7 +20,8 @@ import torch
 from kapell.trainer.build import prepare, train
 from kapell.trainer.config_load import load_config
 from kapell.trainer.hooks import Hook
-from kapell.trainer.resume import config_to_yaml, find_resume
+from kapell.trainer.resume import find_resume
+from kapell.trainer.run_checkpoint import config_to_yaml
 from kapell.trainer.run_folder import RunFiles
 
 ROWS = [{"data_source": "sums", "prompt": f"{n}+2", "reward_model": {"ground_truth": str(n + 2)}} for n in range(7)]

@@ -153,6 +153,7 @@ SCENARIOS = {
 }
 BUILT_ONLY = {
     "server": OPENAI,
+    "resumed": ["trainer.resume_mode=path", "trainer.resume_from_path=somewhere"],
     "reward model": [
         *REWARD_MODEL,
         "reward.reward_model.path=reward_model",

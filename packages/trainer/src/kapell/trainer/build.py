@@ -19,7 +19,7 @@ from .hooks import Hook, Hooks, RunSummary
 from .objectives import PolicyObjective, ValueObjective
 from .openai_engine import OpenAIEngine
 from .prepare import Prepared, prepare
-from .resume import Resume, config_to_yaml, find_resume
+from .resume import Resume, find_resume
 from .reward_model import RewardModel, RewardModelWorker, build_reward_model
 from .run_checkpoint import POLICY, RunCheckpoints, check_tokenizer
 from .sampler import Sampling
@@ -100,8 +100,7 @@ def _checkpoints(
     best = BestCheckpoint(metric=config.keep_best, mode=config.keep_best_mode) if config.keep_best else None
     store = CheckpointStore(folder, keep=config.max_ckpt_to_keep, best=best)
     roles = {POLICY: groups["actor_rollout_ref"]} | {name: groups[name] for name in ("critic",) if name in groups}
-    text = config_to_yaml(prepared.config)
-    return store, RunCheckpoints(store, roles, prepared.tokenizer, config_yaml=text, best=best)
+    return store, RunCheckpoints(store, roles, prepared.tokenizer, config=prepared.config, best=best)
 
 
 @contextmanager

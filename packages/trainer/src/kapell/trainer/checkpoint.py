@@ -147,6 +147,12 @@ class CheckpointStore:
                 found.append((value if self._best.mode == "max" else -value, step))
         return max(found)[1] if found else None
 
+    def named_best(self) -> int | None:
+        """The step that ``best_checkpointed_iteration.txt`` names, where its checkpoint is here."""
+        path = self._folder / _BEST
+        step = int(path.read_text()) if path.exists() else None
+        return step if step in self.steps() else None
+
     def _prune(self) -> None:
         best = self.best()
         if best is not None:

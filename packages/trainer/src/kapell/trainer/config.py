@@ -233,6 +233,7 @@ class TrainerConfig:
 
     active_if: ClassVar[Conditions] = {
         "val_before_train": Given(".test_freq"),
+        "resume_from_path": Needs(".resume_mode", ("path",)),
         "max_ckpt_to_keep": Given(".save_freq"),
         "keep_best_mode": Given(".keep_best"),
         "validation_data_dir": Given(".test_freq"),

@@ -11,10 +11,10 @@ import yaml
 
 from .checkpoint import CheckpointStore, check_checkpoint
 from .config import Config
-from .run_checkpoint import CONFIG, POLICY
+from .run_checkpoint import CONFIG, POLICY, plain
 from .state_files import CheckpointError
 
-__all__ = ["Resume", "config_to_yaml", "find_resume"]
+__all__ = ["Resume", "find_resume"]
 
 _WHERE = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.default_local_dir")
 _REFERENCE = (
@@ -69,11 +69,6 @@ def find_resume(config: Config, folder: str | Path) -> Resume:
     return Resume(checkpoint=checkpoint, step=step, changes=tuple(_changes(config, checkpoint)))
 
 
-def config_to_yaml(config: Config) -> str:
-    """The configuration as YAML, which `kapell.trainer.config_load.load_config` reads back."""
-    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False)
-
-
 def _from_the_beginning(config: Config, folder: Path) -> Resume:
     if not _holds_run(folder):
         return Resume()
@@ -107,7 +102,7 @@ def _checkpoint_at(path: Path) -> Path:
 
 def _changes(config: Config, checkpoint: Path) -> Iterator[str]:
     """Each changed key. Raises `CheckpointError` for a change that the checkpoint cannot follow."""
-    before, now = _read_config(checkpoint / CONFIG), dict(_flat(_plain(asdict(config))))
+    before, now = _read_config(checkpoint / CONFIG), dict(_flat(plain(asdict(config))))
     changed = [key for key, value in now.items() if key in before and before[key] != value and key not in _WHERE]
     if config.use_reference and (kept := [key for key in changed if key in _REFERENCE]):
         raise CheckpointError(
@@ -142,9 +137,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

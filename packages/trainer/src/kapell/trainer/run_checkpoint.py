@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import yaml
 from transformers import PreTrainedTokenizerBase
 
 from kapell.workergroup import WorkerGroup
 
 from .checkpoint import BestCheckpoint, CheckpointStore
+from .config import Config
 from .durable_files import FileRecord, write_text
 from .role_checkpoint import HUGGINGFACE, folder_records
 from .state_files import CheckpointError, read_state, write_state
 from .tokenizer import load_tokenizer
 
-__all__ = ["CONFIG", "POLICY", "RunCheckpoints", "check_tokenizer"]
+__all__ = ["CONFIG", "POLICY", "RunCheckpoints", "check_tokenizer", "config_to_yaml", "plain"]
 
 CONFIG = "config.yaml"
 """The configuration, as ``kapell train --config`` reads it."""
@@ -39,13 +42,13 @@ class RunCheckpoints:
         groups: Mapping[str, WorkerGroup],
         tokenizer: PreTrainedTokenizerBase,
         *,
-        config_yaml: str,
+        config: Config,
         best: BestCheckpoint | None = None,
     ) -> None:
         self._store = store
         self._groups = groups
         self._tokenizer = tokenizer
-        self._config_yaml = config_yaml
+        self._config = config
         self._best = best
 
     def save(self, step: int, trainer_state: Callable[[], Mapping[str, Any]]) -> None:
@@ -57,7 +60,7 @@ class RunCheckpoints:
                 files |= {f"{role}/{name}": record for name, record in records.items()}
         self._tokenizer.save_pretrained(folder / POLICY / HUGGINGFACE)
         files |= folder_records(folder, f"{POLICY}/{HUGGINGFACE}")
-        files[CONFIG] = write_text(folder / CONFIG, self._config_yaml)
+        files[CONFIG] = write_text(folder / CONFIG, config_to_yaml(self._config))
         state = trainer_state()
         for part in _PARTS:
             files |= write_state(folder, part, state[part])
@@ -87,6 +90,18 @@ class RunCheckpoints:
         near = get_close_matches(self._best.metric, validation, n=1)
         hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(validation)}"
         _logger.warning("step %d has no metric trainer.keep_best=%s; %s", step, self._best.metric, hint)
+
+
+def config_to_yaml(config: Config) -> str:
+    """The configuration as YAML, which `kapell.trainer.config_load.load_config` reads back."""
+    return yaml.safe_dump(plain(asdict(config)), sort_keys=False)
+
+
+def plain(value: Any) -> Any:
+    """Mappings as dicts and sequences as lists, as they come back from YAML."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def check_tokenizer(checkpoint: Path, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from . import doctor, explain, generate, plan, report, samples, show_config, train
+from . import doctor, explain, export, generate, plan, report, samples, show_config, train
 from .common import UserError
 
 __all__ = ["main"]
 
-_COMMANDS = (train, show_config, plan, explain, doctor, generate, samples, report)
+_COMMANDS = (train, show_config, plan, explain, doctor, generate, export, samples, report)
 _USAGE_ERROR = 2
 _INTERRUPTED = 130  # as shells report a program that Ctrl-C ended
 
