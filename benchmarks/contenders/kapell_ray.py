@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 import torch
@@ -50,6 +50,8 @@ class BenchWorker(Worker):
 class KapellGroup:
     """A group of ``workers`` that is made anew when their number changes."""
 
+    group_options: ClassVar[dict[str, Any]] = {}
+
     def __init__(self) -> None:
         start_ray()
         self._backend = RayBackend()
@@ -60,7 +62,9 @@ class KapellGroup:
         if self._group is None or self._group.world_size != workers:
             self.close()
             self._pool = self._backend.resource_pool([workers])
-            self._group = self._backend.worker_group(self._pool, ClassWithInitArgs(BenchWorker), role="bench")
+            self._group = self._backend.worker_group(
+                self._pool, ClassWithInitArgs(BenchWorker), role="bench", **self.group_options
+            )
             checked(self._group.ping(), [1] * workers, "ping")
         return self._group
 
@@ -97,6 +101,21 @@ class KapellEcho(KapellGroup):
 
     def round(self) -> dict[str, float]:
         return {"echo": seconds_once(lambda: self._group.echo(self._batch))}
+
+
+class KapellEchoViews(KapellEcho):
+    """Workers read what arrives where it lies; joining is the one copy here."""
+
+    group_options: ClassVar[dict[str, Any]] = {"arrivals": "read-only"}
+
+    def prepare(self, megabytes: int) -> None:
+        group = self.make(4)
+        self.prepare_batch(megabytes)
+        answer = group.rows(self._batch)
+        checked(bool((answer.batch["column_1"] == self._batch.batch["column_1"]).all()), True, "echo")
+
+    def round(self) -> dict[str, float]:
+        return {"echo": seconds_once(lambda: self._group.rows(self._batch))}
 
 
 class KapellMemory(KapellEcho):

@@ -62,3 +62,12 @@ def test_outside_of_borrowing_the_same_value_arrives_private():
     back = read(BATCH)
     back.batch["a"].add_(1)
     back.non_tensor_batch["s"] += 1
+
+
+def test_a_batch_of_read_only_tensors_can_be_borrowed_as_the_ordinary_one_that_arrives():
+    with borrowing():
+        shown = read(BATCH)
+    assert is_borrowable(shown)
+    back = read(shown)
+    back.batch["a"].add_(1)
+    assert shown.batch["a"].tolist() == [0, 1, 2, 3]

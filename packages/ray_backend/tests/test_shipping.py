@@ -112,3 +112,33 @@ def test_what_cannot_be_pickled_is_refused_where_it_is_sent():
 def test_nothing_to_put_is_refused():
     with pytest.raises(ValueError, match="empty"):
         parallel_put([])
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array", "TensorDict", "DataProto", "list", "own object"])
+def test_what_is_sent_read_only_arrives_as_views_that_raise_when_written(kind):
+    array, tensor = np.arange(4.0), torch.arange(4)
+    value = {
+        "tensor": tensor,
+        "array": array,
+        "TensorDict": TensorDict({"a": tensor}, batch_size=[4]),
+        "DataProto": DataProto.from_dict({"a": tensor}, {"s": array}),
+        "list": [tensor, {"x": array}],
+        "own object": Holder(tensor=tensor, array=array),
+    }[kind]
+    packed = pack(value, read_only=True)
+    store = [memoryview(bytes(buffer.raw())) for buffer in packed.buffers]
+    kept = [bytes(memory) for memory in store]
+    back = unpack(packed.head, packed.private, store)
+    arrived = {
+        "tensor": lambda: [back],
+        "array": lambda: [back],
+        "TensorDict": lambda: [back["a"]],
+        "DataProto": lambda: [back.batch["a"], back.non_tensor_batch["s"]],
+        "list": lambda: [back[0], back[1]["x"]],
+        "own object": lambda: [back.tensor, back.array],
+    }[kind]()
+    for column in arrived:
+        assert column.tolist() == [0, 1, 2, 3]
+        with pytest.raises((RuntimeError, ValueError), match="read-only"):
+            column += 1
+    assert [bytes(memory) for memory in store] == kept

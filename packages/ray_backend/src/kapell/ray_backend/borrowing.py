@@ -1,4 +1,4 @@
-"""Results that are only joined into a new batch are read where they lie: joining is then their one copy."""
+"""Results that are read where they lie: those that are only joined into a new batch, their one copy, or read-only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-__all__ = ["borrowing", "is_borrowable", "load_borrowed", "may_borrow"]
+__all__ = ["borrow_always", "borrowing", "is_borrowable", "load_borrowed", "may_borrow"]
 
 _ATOMS = frozenset({str, bytes, int, float, bool, complex, type(None)})
 _ARRIVALS = ("kapell.protocol.arrivals", "Arrivals")
+_READ_ONLY = ("kapell.protocol.read_only", "ReadOnlyTensor")
 _thread = threading.local()
+_process = {"borrows": False}
 
 
 @contextmanager
@@ -27,9 +29,14 @@ def borrowing() -> Generator[None]:
         _thread.borrows = False
 
 
+def borrow_always() -> None:
+    """From now on, what this process reads from Ray may be read-only views of the object store."""
+    _process["borrows"] = True
+
+
 def may_borrow() -> bool:
-    """Whether this thread is inside `borrowing`."""
-    return getattr(_thread, "borrows", False)
+    """Whether this thread is inside `borrowing`, or the process always borrows."""
+    return _process["borrows"] or getattr(_thread, "borrows", False)
 
 
 def is_borrowable(value: Any) -> bool:
@@ -64,10 +71,10 @@ def _read_only(arrivals: Any, _: bool, *buffers: Any) -> Any:
 
 
 def _is_plain_tensor(value: Any) -> bool:
-    kind = type(value)
-    return (
-        (kind.__module__, kind.__name__) == ("torch", "Tensor") and not value.is_nested and value.device.type == "cpu"
-    )
+    kind = (type(value).__module__, type(value).__name__)
+    if kind == _READ_ONLY:  # it is sent as the ordinary tensor that it shows
+        return True
+    return kind == ("torch", "Tensor") and not value.is_nested and value.device.type == "cpu"
 
 
 def _is_plain_column(column: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 from uuid import uuid4
 
 import ray
@@ -20,6 +20,9 @@ from .workers import RayWorkers
 
 __all__ = ["RayWorkerGroup"]
 
+Arrivals = Literal["private", "read-only"]
+"""How arrays and tensors arrive at the workers."""
+
 
 class RayWorkerGroup(WorkerGroup):
     """One Ray actor per process of ``resource_pool``, driven as one.
@@ -28,6 +31,9 @@ class RayWorkerGroup(WorkerGroup):
     ``worker_names`` or ``worker_handles`` attach to running workers instead of starting some. ``timeout`` bounds every
     call that sets none itself, ``start_timeout`` the constructors. A group made with ``sharing_with`` another has its
     workers beside that one's, on the same nodes and devices, without resources of its own.
+
+    With ``arrivals="read-only"``, arrays and tensors reach the workers as views of Ray's object store, without a copy;
+    writing to one raises. What comes back to this program is private and writable in any case.
     """
 
     pending_call_class: ClassVar[Callable[..., PendingCall[Any]]] = staticmethod(pending_call)
@@ -54,11 +60,15 @@ class RayWorkerGroup(WorkerGroup):
         master_port_range: Sequence[int] | None = None,
         profile_steps: Sequence[int] | None = None,
         worker_nsight_options: Mapping[str, Any] | None = None,
+        arrivals: Arrivals = "private",
         timeout: float = math.inf,
         start_timeout: float = 1800.0,
     ) -> None:
+        if arrivals not in get_args(Arrivals):
+            raise ValueError(f"arrivals={arrivals!r} is neither {' nor '.join(map(repr, get_args(Arrivals)))}")
+        read_only = arrivals == "read-only"
         if worker_names is not None or worker_handles is not None:
-            self._attach(ray_cls_with_init, worker_names, worker_handles, namespace, role, timeout)
+            self._attach(ray_cls_with_init, worker_names, worker_handles, namespace, role, read_only, timeout)
             return
         if sharing_with is not None:
             resource_pool = sharing_with.resource_pool
@@ -87,6 +97,7 @@ class RayWorkerGroup(WorkerGroup):
                 detached=detached,
                 master=_given_master(master_addr, master_port),
                 master_ports=None if master_port_range is None else range(master_port_range[0], master_port_range[-1]),
+                read_only=read_only,
                 timeout=start_timeout,
                 beside=() if sharing_with is None else sharing_with._places_beside(),
             )
@@ -99,6 +110,7 @@ class RayWorkerGroup(WorkerGroup):
             names=starter.names,
             envs=starter.envs,
             pool=resource_pool,
+            read_only=read_only,
             restart=starter.start_one,
             on_close=starter.leave,
         )
@@ -111,6 +123,7 @@ class RayWorkerGroup(WorkerGroup):
         handles: Sequence[Any] | None,
         namespace: str | None,
         role: str,
+        read_only: bool,
         timeout: float,
     ) -> None:
         # Ray holds get_actor() handles weakly only; the group keeps these as long as it lives.
@@ -130,6 +143,7 @@ class RayWorkerGroup(WorkerGroup):
             facts=[facts[position] for position in order],
             names=names,
             owned=False,
+            read_only=read_only,
         )
         self._become(workers, cls_with_init, role, timeout)
 
@@ -147,6 +161,7 @@ class RayWorkerGroup(WorkerGroup):
         *,
         namespace: str | None = None,
         role: str = "",
+        arrivals: Arrivals = "private",
     ) -> Self:
         """Attach to running workers by their handles, by their names, or by the ``name_prefix`` of a group.
 
@@ -162,6 +177,7 @@ class RayWorkerGroup(WorkerGroup):
             worker_handles=worker_handles,
             namespace=namespace,
             role=role,
+            arrivals=arrivals,
         )
 
     @property

@@ -11,6 +11,7 @@ import ray
 
 from kapell.workergroup import CallRunner, ClassWithInitArgs
 
+from .borrowing import borrow_always
 from .failures import leaving_error
 from .rendezvous import PortClaim, claim_port
 from .shipping import Shipped, shipped, unpack
@@ -72,8 +73,13 @@ class WorkerHost:
             raise leaving_error(error) from None
         return self._claim.port
 
-    def build(self, env: Mapping[str, str], packed: Any) -> None:
-        """Build the worker, which ``packed`` describes. Raises its constructor's error, packed."""
+    def build(self, env: Mapping[str, str], packed: Any, read_only: bool) -> None:
+        """Build the worker, which ``packed`` describes. Raises its constructor's error, packed.
+
+        With ``read_only``, references that the worker reads arrive as views, too.
+        """
+        if read_only:
+            borrow_always()
         os.environ.update(env)
         self._see_own_device()
         if self._claim is not None:

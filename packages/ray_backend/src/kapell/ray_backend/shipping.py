@@ -1,7 +1,8 @@
 """How values travel: pickle protocol 5 with out-of-band buffers through Ray's object store, private on arrival.
 
 A `Shipped` value is pickled as a call that gives the value itself, so whoever reads the reference (a worker's argument,
-``ray.get`` in a recipe) gets the value, whose arrays and tensors are its own and writable.
+``ray.get`` in a recipe) gets the value, whose arrays and tensors are its own and writable; or, sent read-only, views of
+the store that refuse to be written.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Packed(NamedTuple):
 
     head: bytes
     private: bool
-    """Whether reading the pickle makes private copies of the buffers by itself."""
+    """Whether the buffers are read as they come: the pickle makes private copies by itself, or none are wanted."""
     buffers: list[pickle.PickleBuffer]
 
     @property
@@ -47,16 +48,17 @@ class Packed(NamedTuple):
         return len(self.head) + sum(buffer.raw().nbytes for buffer in self.buffers)
 
 
-def pack(value: Any, *, references: bool = False) -> Packed:
+def pack(value: Any, *, references: bool = False, read_only: bool = False) -> Packed:
     """Pickle ``value`` without copying its buffers. Classes and functions that workers cannot import go by value.
 
-    Raises `HoldsReferencesError` for a value with Ray references inside, unless Ray itself is asking (``references``).
+    With ``read_only`` its arrays and tensors arrive as views of the buffers that refuse to be written. Raises
+    `HoldsReferencesError` for a value with Ray references inside, unless Ray itself is asking (``references``).
     """
     stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
     if _WIRE in sys.modules:
         # A whole container at once shares memory that appears twice.
-        value, plain = sys.modules[_WIRE].pack(value), is_borrowable(value)
+        value, plain = sys.modules[_WIRE].pack(value, read_only=read_only), is_borrowable(value)
     else:
         plain = False
     if plain:
@@ -64,9 +66,9 @@ def pack(value: Any, *, references: bool = False) -> Packed:
         pickle.Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     else:
         pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
-        pickler.references = references
+        pickler.references, pickler.read_only = references, read_only
         pickler.dump(value)
-    return Packed(stream.getvalue(), "torch" in sys.modules, buffers)
+    return Packed(stream.getvalue(), read_only or "torch" in sys.modules, buffers)
 
 
 def unpack(head: bytes, private: bool, buffers: Sequence[Any], borrowable: bool = False) -> Any:
@@ -97,26 +99,30 @@ class Shipped:
 class _WithReferences:
     """As `Shipped`, but packed while Ray pickles it, so that Ray sees the references inside."""
 
-    __slots__ = ("value",)
+    __slots__ = ("read_only", "value")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, read_only: bool) -> None:
         self.value = value
+        self.read_only = read_only
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        packed = pack(self.value, references=True)
+        packed = pack(self.value, references=True, read_only=self.read_only)
         return _arrive, (packed.head, packed.private, False, *packed.buffers)
 
 
-def shipped(value: Any) -> Any:
-    """``value`` ready for Ray: plain scalars as they are, everything else so that it arrives private and writable."""
+def shipped(value: Any, *, read_only: bool = False) -> Any:
+    """``value`` ready for Ray: plain scalars as they are, everything else so that it arrives private and writable.
+
+    With ``read_only`` it arrives as views that refuse to be written.
+    """
     if type(value) in _PLAIN:
         return value
     try:
-        packed = pack(value)
+        packed = pack(value, read_only=read_only)
         nbytes = packed.nbytes
         return Shipped(packed, nbytes=nbytes, borrowable=nbytes >= _BORROWED_BYTES and is_borrowable(value))
     except HoldsReferencesError:
-        return _WithReferences(value)
+        return _WithReferences(value, read_only)
 
 
 def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> list[ray.ObjectRef]:
@@ -138,6 +144,7 @@ def _arrive(head: bytes, private: bool, borrowable: bool, *buffers: Any) -> Any:
 
 class _Pickler(cloudpickle.CloudPickler):
     references = False
+    read_only = False
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -146,7 +153,7 @@ class _Pickler(cloudpickle.CloudPickler):
         if kind is ray.ObjectRef and not self.references:
             raise HoldsReferencesError("the value holds Ray references")
         if "torch" in sys.modules and kind.__module__.partition(".")[0] in _LIBRARIES:
-            standin = import_module(_WIRE).pack(obj)
+            standin = import_module(_WIRE).pack(obj, read_only=self.read_only)
             if standin is not obj:
                 return standin.__reduce_ex__(5)
         return NotImplemented

@@ -67,6 +67,8 @@ class GroupStart:
     """Address and port of the rendezvous, when the caller gives them."""
     master_ports: Sequence[int] | None = None
     """Ports to choose from; any free one when None."""
+    read_only: bool = False
+    """Whether arrays and tensors arrive at the workers as views that refuse to be written."""
     timeout: float = 1800.0
     """Seconds for the processes and the constructors together."""
     beside: Sequence[Beside] = ()
@@ -227,7 +229,7 @@ class Starter:
 
     def _build(self, actor: Any, env: Mapping[str, str]) -> ray.ObjectRef:
         packed = self._packed_class
-        return actor.build.remote(env, packed.parts if isinstance(packed, Inline) else packed)
+        return actor.build.remote(env, packed.parts if isinstance(packed, Inline) else packed, self._start.read_only)
 
 
 def _claim(actor: Any, ports: Sequence[int] | None) -> int:

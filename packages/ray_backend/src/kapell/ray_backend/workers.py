@@ -41,6 +41,7 @@ class RayWorkers(Workers[ray.ObjectRef]):
         envs: Sequence[Mapping[str, str]] = (),
         pool: RayResourcePool | None = None,
         owned: bool = True,
+        read_only: bool = False,
         restart: Callable[[int], Any] | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
@@ -51,6 +52,7 @@ class RayWorkers(Workers[ray.ObjectRef]):
         self._envs = list(envs)
         self.pool = pool  # keeps the reservation's owner alive
         self._owned = owned
+        self._read_only = read_only
         self._restart = restart
         self._questions: dict[int, ray.ObjectRef] = {}  # whether a rank lives, one at a time
         if on_close is not None:
@@ -64,7 +66,7 @@ class RayWorkers(Workers[ray.ObjectRef]):
 
     def put(self, value: Any, num_readers: int) -> Any:
         """Serialize once; small values ride in the call, larger ones go to the object store."""
-        return pack_argument(value)
+        return pack_argument(value, read_only=self._read_only)
 
     def submit(self, call: RankCall) -> ray.ObjectRef:
         """Send the call to the actor of its rank."""
@@ -174,7 +176,7 @@ class Inline:
         self.parts = (packed.head, packed.private, *(buffer.raw().tobytes() for buffer in packed.buffers))
 
 
-def pack_argument(value: Any) -> Any:
+def pack_argument(value: Any, *, read_only: bool = False) -> Any:
     """An argument as it goes into a call: serialized here, once, however many ranks read it."""
     if (
         type(value) in _PLAIN
@@ -184,8 +186,8 @@ def pack_argument(value: Any) -> Any:
     ):
         return value
     try:
-        packed = pack(value)
+        packed = pack(value, read_only=read_only)
     except HoldsReferencesError:
-        return shipped(value)
+        return shipped(value, read_only=read_only)
     nbytes = packed.nbytes
     return Inline(packed) if nbytes <= _INLINE_BYTES else put_value(Shipped(packed, nbytes=nbytes), "an argument")
