@@ -65,6 +65,31 @@ ECHO = Benchmark(
     bound="memory copies: into the store, out of it at each receiver, and once more to join; first touches of pages.",
 )
 
+CHAIN = Benchmark(
+    name="chain",
+    title="Three calls in a chain on a batch that the first makes, 2 Ray workers",
+    contenders=(
+        Contender("kapell, futures passed on", f"{_OURS}:KapellChain", {"passed_on": True}),
+        Contender("kapell, through the controller", f"{_OURS}:KapellChain", {"passed_on": False}),
+    ),
+    sizes=tuple({"megabytes": megabytes} for megabytes in (1, 4, 16, 64, 256)),
+    quick_sizes=tuple({"megabytes": megabytes} for megabytes in (1, 4)),
+    units={"chain": "s", "bytes through the controller": "B"},
+    axis="megabytes",
+    rounds=5,
+    uses_ray=True,
+    budgets=(
+        Budget(
+            text="a chain of calls on 256 MB brings under 10 kB through the controller",
+            metric="bytes through the controller",
+            size=_LARGE,
+            kind="absolute",
+            limit=10_000,
+        ),
+    ),
+    bound="making the batch, and a copy out of the store at each receiver; each call cuts the whole batch anew.",
+)
+
 MEMORY = Benchmark(
     name="memory",
     title="Memory of a 256 MB call, in multiples of the batch, beyond what was held before",
@@ -177,4 +202,4 @@ START = Benchmark(
     bound="starting Python processes and importing what the worker needs (torch, here), on the machine's cores.",
 )
 
-BENCHMARKS = (ECHO, MEMORY, TO_ALL, START)
+BENCHMARKS = (ECHO, CHAIN, MEMORY, TO_ALL, START)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar
 
+import numpy as np
 import ray
 import torch
 
@@ -37,6 +38,13 @@ class BenchWorker(Worker):
     def echo(self, batch: DataProto) -> DataProto:
         batch.batch["column_0"][0, 0] += 1  # arrivals are private
         return batch
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def make(self, megabytes: list[int]) -> DataProto:
+        """This rank's rows of a batch of so many megabytes."""
+        columns = float_columns(megabytes[0])
+        mine = np.array_split(np.arange(len(columns["column_0"])), self.world_size)[self.rank]
+        return DataProto.from_dict(tensors={name: torch.from_numpy(array[mine]) for name, array in columns.items()})
 
     @register(Dispatch.DP_COMPUTE_PROTO, collect=Reduction.LIST)
     def take(self, batch: DataProto) -> int:
@@ -116,6 +124,32 @@ class KapellEchoViews(KapellEcho):
 
     def round(self) -> dict[str, float]:
         return {"echo": seconds_once(lambda: self._group.rows(self._batch))}
+
+
+class KapellChain(KapellGroup):
+    """A batch that workers make, through two more calls; ``passed_on`` as a future, or fetched and sent again."""
+
+    def __init__(self, passed_on: bool) -> None:
+        super().__init__()
+        self._passed_on = passed_on
+
+    def prepare(self, megabytes: int) -> None:
+        self._megabytes = megabytes
+        self.make(2)
+        checked(sum(self._chain()), len(float_columns(megabytes)["column_0"]), "chain")
+
+    def _chain(self) -> list[int]:
+        make, rows = self._group.make, self._group.rows
+        if self._passed_on:
+            make, rows = make.options(blocking=False), rows.options(blocking=False)
+        return self._group.take(rows(make([self._megabytes] * self._group.world_size)))
+
+    def _through(self) -> int:
+        return sum(method.sent + method.fetched for method in self._group.stats().methods)
+
+    def round(self) -> dict[str, float]:
+        before = self._through()
+        return {"chain": seconds_once(self._chain), "bytes through the controller": self._through() - before}
 
 
 class KapellMemory(KapellEcho):

@@ -24,6 +24,10 @@ class Sitter(Worker):
         return array
 
     @register(Dispatch.ONE_TO_ALL)
+    def weigh(self, array):
+        return array.nbytes
+
+    @register(Dispatch.ONE_TO_ALL)
     def stay_on_node(self, node_rank):
         if os.environ["NODE_RANK"] == str(node_rank):
             time.sleep(600)
@@ -109,6 +113,26 @@ def test_data_travels_between_nodes_and_stays_private(make_pool):
         sent = np.arange(600_000, dtype=np.float64)
         np.testing.assert_array_equal(group.double(sent), np.arange(600_000) * 2.0)
         np.testing.assert_array_equal(sent, np.arange(600_000))
+
+
+def test_a_result_that_is_passed_on_never_comes_to_the_controllers_node(make_pool):
+    with (
+        RayWorkerGroup(make_pool([2, 1]), ClassWithInitArgs(Sitter)) as makers,
+        RayWorkerGroup(make_pool([1]), ClassWithInitArgs(Sitter)) as readers,
+    ):
+        sent = np.ones(600_000)
+        pending = makers.double.options(blocking=False)(sent)
+        while not pending.done():
+            time.sleep(0.01)
+        assert readers.weigh(pending) == [sent.nbytes]
+        refs = list(getattr(pending, "futures", pending))
+        places = ray.experimental.get_object_locations(refs)
+        here = ray.get_runtime_context().get_node_id()
+        assert all(place["node_ids"] and here not in place["node_ids"] for place in places.values())
+        assert makers.stats()["double"].fetched == 0
+        assert readers.stats()["weigh"].sent == 0
+        np.testing.assert_array_equal(pending.get(timeout=240), sent * 2)
+        assert makers.stats()["double"].fetched == sent.nbytes
 
 
 def test_enough_boards_in_total_but_not_on_one_node_fails_at_once(make_pool):

@@ -12,6 +12,10 @@ class Sizer(Worker):
         return rows + rows
 
     @register(Dispatch.ONE_TO_ALL)
+    def length(self, text):
+        return len(text)
+
+    @register(Dispatch.ONE_TO_ALL)
     def fail(self):
         raise ValueError("no")
 
@@ -28,6 +32,18 @@ def test_stats_sum_up_calls_by_method_and_rank():
     assert all(min(rank.serialize, rank.queue, rank.run, rank.collect) >= 0.0 for rank in double.ranks)
     assert double.seconds >= max(rank.run for rank in double.ranks)
     assert str(stats).splitlines()[2].split()[:3] == ["sizer", "double", "3"]
+
+
+def test_what_went_through_the_controller_counts_each_value_once_and_only_what_came_back():
+    with LocalWorkerGroup(ResourcePool([2]), ClassWithInitArgs(Sizer)) as group:
+        group.length(b"x" * 1000)
+        group.double([b"z" * 100] * 2)
+        never_collected = group.double.options(blocking=False)([b"z" * 100] * 2)
+        stats = group.stats()
+        del never_collected
+    assert (stats["length"].sent, stats["length"].fetched) == (1000, 2 * 8)
+    assert [rank.bytes_in for rank in stats["length"].ranks] == [1000, 1000]
+    assert (stats["double"].sent, stats["double"].fetched) == (400, 400)
 
 
 def test_stats_count_failed_calls_and_survive_close():

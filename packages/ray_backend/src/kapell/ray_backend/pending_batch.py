@@ -6,12 +6,14 @@ Apart from `pending`, since `kapell.protocol` brings torch, which not every prog
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import ray
 
+from kapell.decorators import nbytes_of
 from kapell.protocol import DataProtoFuture
+from kapell.workergroup import CallRecord
 
 from .pending import BorrowingCall, ResultElsewhere, references
 from .shipping import shipped
@@ -26,19 +28,29 @@ ResultT = TypeVar("ResultT")
 class RayStore:
     """Ray's object store, as `DataProtoFuture` uses one. What it gives is private and writable."""
 
+    record: CallRecord | None = field(default=None, compare=False, repr=False)
+    """Where the controller notes what it fetches; it stays there when the store travels."""
+
     def put(self, value: Any) -> ray.ObjectRef:
         """Keep a value and give a reference to it."""
         return put_value(shipped(value), "a value")
 
     def get(self, refs: Sequence[ray.ObjectRef], *, timeout: float | None = None) -> list[Any]:
         """Give the values in order. Raises a TimeoutError after ``timeout`` seconds."""
-        return ray.get(list(refs), timeout=timeout)
+        values = ray.get(list(refs), timeout=timeout)
+        if self.record is not None:
+            self.record.fetched_apart += sum(map(nbytes_of, values))
+        return values
 
     def wait(
         self, refs: Sequence[ray.ObjectRef], *, timeout: float | None = None
     ) -> tuple[list[ray.ObjectRef], list[ray.ObjectRef]]:
         """Wait until all are there or the time is over; give those that are there and those that are not."""
-        return ray.wait(list(refs), num_returns=len(refs), timeout=timeout) if refs else ([], [])
+        # Waiting alone brings nothing to this node: a future that is looked at here may be read elsewhere.
+        return ray.wait(list(refs), num_returns=len(refs), timeout=timeout, fetch_local=False) if refs else ([], [])
+
+    def __reduce__(self) -> tuple[type[RayStore], tuple[()]]:
+        return RayStore, ()
 
 
 class RayPendingBatch(BorrowingCall[ResultT], DataProtoFuture):
@@ -67,7 +79,7 @@ class RayPendingBatch(BorrowingCall[ResultT], DataProtoFuture):
         return self._future().chunk(chunks)
 
     def _future(self) -> DataProtoFuture:
-        return DataProtoFuture(self._refs, RayStore(), collect_fn=self.plan.collector)
+        return DataProtoFuture(self._refs, RayStore(self._record), collect_fn=self.plan.collector)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return ResultElsewhere, (self._refs, self.plan.collector)

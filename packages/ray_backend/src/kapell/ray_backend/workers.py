@@ -81,9 +81,10 @@ class RayWorkers(Workers[ray.ObjectRef]):
         """All that are done by the time that one is."""
         if not handles:
             return []
-        done, rest = ray.wait(list(handles), num_returns=1, timeout=timeout)
+        # Waiting alone brings nothing to this node: a result that is looked at here may be read elsewhere.
+        done, rest = ray.wait(list(handles), num_returns=1, timeout=timeout, fetch_local=False)
         if done and rest:
-            more, _ = ray.wait(rest, num_returns=len(rest), timeout=0)
+            more, _ = ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=False)
             done += more
         return done
 

@@ -24,7 +24,7 @@ class RankCost:
     bytes_in: int
     """Size of its arguments, as far as their types say it."""
     bytes_out: int
-    """Size of its result, likewise."""
+    """Size of its result, likewise; 0 if it did not come to the controller."""
     serialize: float
     """Seconds until its arguments were on their way."""
     queue: float | None
@@ -55,6 +55,15 @@ class CallRecord:
     runs: dict[int, RunTime] = field(default_factory=dict)
     ended: float | None = None
     error: str = ""
+    sent: int = 0
+    """Bytes of arguments that the controller itself sent, each distinct value once."""
+    fetched_apart: int = 0
+    """Bytes of results that the controller fetched in another way than as the collected result of the call."""
+
+    @property
+    def fetched(self) -> int:
+        """Bytes of results that came to the controller; none of a call whose future is only passed on."""
+        return sum(self.bytes_out) + self.fetched_apart
 
     def costs(self) -> list[RankCost]:
         """The cost of each rank."""

@@ -82,7 +82,8 @@ class Route:
         positional: list[Sequence[Any]] = []
         named: dict[str, Sequence[Any]] = {}
         for argument in plan.arguments:
-            column, sizes = _put(workers, argument.values, argument.index, ranks)
+            column, sizes, sent = _put(workers, argument.values, argument.index, ranks)
+            record.sent += sent
             record.bytes_in = list(map(add, record.bytes_in, sizes))
             if argument.name is None:
                 positional.append(column)
@@ -118,16 +119,16 @@ class Route:
 
 def _put(
     workers: Workers[Any], values: Sequence[Any], index: Sequence[int], ranks: Sequence[int]
-) -> tuple[Sequence[Any], Sequence[int]]:
-    """One argument made ready to be sent, each distinct value once: what each rank gets, and its size in bytes."""
+) -> tuple[Sequence[Any], Sequence[int], int]:
+    """One argument made ready to be sent: what each rank gets, its size in bytes, and that of all distinct values."""
     if len(values) == 1:
         (value,) = values
-        readers = len(index)
-        return [workers.put(value, readers)] * readers, [size_of(value)] * readers
+        readers, size = len(index), size_of(value)
+        return [workers.put(value, readers)] * readers, [size] * readers, size
     own_values = list(values)  # may cut each shard as it is asked for: once
     sizes = list(map(size_of, own_values))
     if index == ranks and len(own_values) == len(ranks):
-        return list(map(workers.put, own_values, repeat(1))), sizes
+        return list(map(workers.put, own_values, repeat(1))), sizes, sum(sizes)
     num_readers = Counter(index)
     shipped = [workers.put(value, num_readers[position]) for position, value in enumerate(own_values)]
-    return [shipped[at] for at in index], [sizes[at] for at in index]
+    return [shipped[at] for at in index], [sizes[at] for at in index], sum(sizes)

@@ -37,6 +37,10 @@ class MethodStats:
     """Calls that ended in an error."""
     seconds: float
     """From planning to the joined result, all finished calls together."""
+    sent: int
+    """Bytes of arguments that the controller itself sent: each distinct value once, and nothing of futures."""
+    fetched: int
+    """Bytes of results that came to the controller: 0 as long as a future is only passed on."""
     ranks: tuple[RankStats, ...]
     """The same for each rank, in rank order."""
 
@@ -68,6 +72,8 @@ class GroupStats:
             "calls",
             "failed",
             "seconds",
+            "sent",
+            "fetched",
             "in",
             "out",
             "serialize",
@@ -103,6 +109,8 @@ def _method_stats(role: str, method: str, calls: Sequence[CallRecord]) -> Method
         calls=len(calls),
         failed=sum(bool(record.error) for record in calls),
         seconds=sum(record.ended - record.began for record in calls if record.ended is not None),
+        sent=sum(record.sent for record in calls),
+        fetched=sum(record.fetched for record in calls),
         ranks=tuple(_rank_stats(rank, costs) for rank, costs in sorted(by_rank.items())),
     )
 
@@ -131,6 +139,8 @@ def _row(entry: MethodStats) -> list[str]:
         str(entry.calls),
         str(entry.failed),
         f"{entry.seconds:.6f}",
+        _bytes_text(entry.sent),
+        _bytes_text(entry.fetched),
         _bytes_text(sum(rank.bytes_in for rank in ranks)),
         _bytes_text(sum(rank.bytes_out for rank in ranks)),
         *[f"{mean:.6f}" for mean in means],
