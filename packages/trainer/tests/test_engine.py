@@ -6,9 +6,11 @@ import torch
 from kapell.trainer.algorithms import BatchTotals, metric_values, position_ids
 from kapell.trainer.collective import SharedProcessCollective, _Exchange
 from kapell.trainer.config import OptimConfig
-from kapell.trainer.engine import TrainEngine, learning_rate_factor
+from kapell.trainer.engine import TrainEngine
+from kapell.trainer.micro_batches import MicroBatches
 from kapell.trainer.models import build_policy, build_value_model, load_config_of, new_model_config
 from kapell.trainer.objectives import PolicyObjective, ValueObjective
+from kapell.trainer.optimizers import learning_rate_factor
 
 ROWS, PROMPT, LENGTH = 7, 3, 4
 
@@ -48,7 +50,7 @@ def objective_of(kind, mode="token-mean"):
     )
 
 
-def update(tokenizer, kind, *, num_ranks=1, micro_batch_size=None, mode="token-mean", steps=2):
+def update(tokenizer, kind, *, num_ranks=1, micro_batches=None, mode="token-mean", steps=2):
     """Two updates on ranks that take turns; the metrics of the first, and each rank's weights afterwards."""
     config = new_model_config(tokenizer, hidden_size=32, max_length=24)
     build = build_value_model if kind == "value" else build_policy
@@ -73,7 +75,7 @@ def update(tokenizer, kind, *, num_ranks=1, micro_batch_size=None, mode="token-m
                 engine.forward_backward(
                     shard,
                     lambda rows, model=engine.model: objective(model, rows, totals),
-                    micro_batch_size=micro_batch_size,
+                    micro_batches=micro_batches,
                 )
             )
         merged = {}
@@ -87,10 +89,10 @@ def update(tokenizer, kind, *, num_ranks=1, micro_batch_size=None, mode="token-m
 
 @pytest.mark.parametrize("kind", ["policy", "value"])
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
-@pytest.mark.parametrize(("num_ranks", "micro_batch_size"), [(2, None), (3, None), (1, 2), (2, 1)])
-def test_neither_ranks_nor_micro_batches_change_an_update(tokenizer, kind, mode, num_ranks, micro_batch_size):
+@pytest.mark.parametrize(("num_ranks", "sizes"), [(2, {}), (3, {}), (1, {"max_rows": 2}), (2, {"max_tokens": 9})])
+def test_neither_ranks_nor_micro_batches_change_an_update(tokenizer, kind, mode, num_ranks, sizes):
     expected, (weights,) = update(tokenizer, kind, mode=mode)
-    reports, rank_weights = update(tokenizer, kind, mode=mode, num_ranks=num_ranks, micro_batch_size=micro_batch_size)
+    reports, rank_weights = update(tokenizer, kind, mode=mode, num_ranks=num_ranks, micro_batches=MicroBatches(**sizes))
     for report, wanted in zip(reports, expected, strict=True):
         assert report == pytest.approx(wanted, abs=1e-5)
     for other in rank_weights:

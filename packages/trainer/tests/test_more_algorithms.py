@@ -9,6 +9,7 @@ from kapell.trainer.algorithms import compute_advantages, correct_rollout, maske
 from kapell.trainer.build import prepare, train
 from kapell.trainer.choices import check_algorithms
 from kapell.trainer.config_load import load_config
+from kapell.trainer.engine import TrainEngine
 from kapell.trainer.objectives import PolicyObjective
 from kapell.trainer.run_folder import RunFiles
 from kapell.trainer.stages import Stages
@@ -186,7 +187,7 @@ def test_micro_batches_and_workers_do_not_change_a_corrected_update(run, monkeyp
 def test_bypass_takes_the_samplers_log_probs_and_saves_the_pass(run, monkeypatch):
     bypass = "algorithm.rollout_correction.bypass_mode=true"
     _, decoupled = run(folder="decoupled")
-    monkeypatch.setattr(ActorRolloutRefWorker, "_forward", None)
+    monkeypatch.setattr(TrainEngine, "evaluate", None)
     batches, metrics = run(bypass, folder="bypass")
     for batch in batches:
         assert torch.equal(batch.column("old_log_probs"), batch.column("rollout_log_probs"))

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parent.parent / "README.md"
-MODULES = ["config_load", "data", "engine", "run_folder", "sampler", "updates", "tasks.reverse_digits", "tokenizer"]
+MODULES = [
+    "config_load",
+    "data",
+    "micro_batches",
+    "optimizers",
+    "run_folder",
+    "sampler",
+    "updates",
+    "tasks.reverse_digits",
+    "tokenizer",
+]
 
 
 def test_the_loop_in_the_readme_trains():

@@ -3,7 +3,7 @@ import torch
 
 from kapell.trainer.algorithms import position_ids
 from kapell.trainer.data import pad_left
-from kapell.trainer.engine import policy_forward
+from kapell.trainer.forward import policy_forward
 from kapell.trainer.models import build_policy, new_model_config
 from kapell.trainer.sampler import Sampling, filter_logits, sample, sample_streams
 

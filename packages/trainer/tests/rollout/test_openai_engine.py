@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kapell.trainer.data import pad_left
-from kapell.trainer.engine import policy_forward
+from kapell.trainer.forward import policy_forward
 from kapell.trainer.http_service import ServiceError
 from kapell.trainer.models import build_policy, new_model_config
 from kapell.trainer.openai_engine import OpenAIEngine

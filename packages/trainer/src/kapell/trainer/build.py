@@ -8,14 +8,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from kapell.workergroup import ClassWithInitArgs, WorkerGroup, colocate, load_backend
 
 from .algorithms import AdaptiveKLController, FixedKLController, KLController, NormScope
+from .batch_sizes import batch_sizes
 from .checkpoint import BestCheckpoint, CheckpointStore
 from .choices import advantage_options, estimator_reads, policy_loss_options
-from .config import ActorConfig, Config, CriticConfig, KLControlConfig, SamplingConfig
+from .config import ActorConfig, Config, CriticConfig, CriticModelConfig, KLControlConfig, ModelConfig, SamplingConfig
 from .hooks import Hook, Hooks, RunSummary
+from .micro_batches import MicroBatches
 from .objectives import PolicyObjective, ValueObjective
 from .openai_engine import OpenAIEngine
 from .prepare import Prepared, prepare
@@ -113,7 +118,7 @@ def worker_groups(
     """
     config, threads = prepared.config, prepared.config.trainer.torch_threads
     tokenizer = prepared.tokenizer
-    actor = config.actor_rollout_ref.actor
+    actor, sizes = config.actor_rollout_ref.actor, batch_sizes(config)
     policy = ClassWithInitArgs(
         ActorRolloutRefWorker,
         prepared.build_policy,
@@ -122,9 +127,9 @@ def worker_groups(
         pad_token_id=tokenizer.pad_token_id,
         tokenizer=tokenizer if config.actor_rollout_ref.rollout.stop else None,
         with_reference=config.use_reference,
-        grad_clip=actor.grad_clip,
-        total_optimizer_steps=_optimizer_steps(prepared, _plan(actor, actor)),
+        total_steps=_optimizer_steps(prepared, _plan(actor, actor, sizes.actor)),
         torch_threads=threads,
+        **_engine_options(actor, config.actor_rollout_ref.model),
     )
     roles = {"actor_rollout_ref": policy}
     if config.use_critic:
@@ -132,9 +137,9 @@ def worker_groups(
             CriticWorker,
             prepared.build_critic,
             config.critic.optim,
-            grad_clip=config.critic.grad_clip,
-            total_optimizer_steps=_optimizer_steps(prepared, _plan(config.critic, actor)),
+            total_steps=_optimizer_steps(prepared, _plan(config.critic, actor, sizes.critic)),
             torch_threads=threads,
+            **_engine_options(config.critic, config.critic.model),
         )
     if config.actor_rollout_ref.rollout.name == "openai":
         roles["rollout"] = ClassWithInitArgs(RolloutServerWorker, _openai_engine(prepared))
@@ -184,11 +189,20 @@ def _eos_token_ids(prepared: Prepared) -> tuple[int, ...]:
     return (prepared.tokenizer.eos_token_id,)
 
 
-def _plan(role: ActorConfig | CriticConfig, actor: ActorConfig) -> UpdatePlan:
+def _engine_options(role: ActorConfig | CriticConfig, model: ModelConfig | CriticModelConfig) -> dict[str, Any]:
+    return {
+        "grad_clip": role.grad_clip,
+        "strategy": role.strategy,
+        "dtype": getattr(torch, model.dtype),
+        "gradient_checkpointing": model.enable_gradient_checkpointing,
+    }
+
+
+def _plan(role: ActorConfig | CriticConfig, actor: ActorConfig, micro_batches: MicroBatches) -> UpdatePlan:
     return UpdatePlan(
         epochs=role.ppo_epochs,
         prompts_per_mini_batch=role.ppo_mini_batch_size or actor.ppo_mini_batch_size,
-        micro_batch_size=role.ppo_micro_batch_size_per_gpu,
+        micro_batches=micro_batches,
         shuffle=role.shuffle,
     )
 
@@ -233,7 +247,7 @@ def build_stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: 
     """The stages of the run over its groups; ``folder`` takes the weights for a rollout server."""
     config = prepared.config
     algorithm, actor, rollout = config.algorithm, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    length = config.data.max_response_length
+    length, sizes = config.data.max_response_length, batch_sizes(config)
     return Stages(
         policy=groups["actor_rollout_ref"],
         critic=groups.get("critic"),
@@ -257,20 +271,20 @@ def build_stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: 
             kl_kind=actor.kl_loss_type,
             max_response_length=length,
         ),
-        policy_plan=_plan(actor, actor),
+        policy_plan=_plan(actor, actor, sizes.actor),
         value_objective=ValueObjective(
             cliprange_value=config.critic.cliprange_value,
             loss_agg_mode=config.critic.loss_agg_mode,
             max_response_length=length,
         ),
-        value_plan=_plan(config.critic, actor),
+        value_plan=_plan(config.critic, actor, sizes.critic),
         use_reference=config.use_reference,
         kl_in_reward=_kl_controller(algorithm.kl_ctrl) if algorithm.use_kl_in_reward else None,
         kl_penalty=algorithm.kl_penalty,
-        log_prob_micro_batch_size=rollout.log_prob_micro_batch_size_per_gpu,
-        ref_micro_batch_size=config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu
-        or rollout.log_prob_micro_batch_size_per_gpu,
-        value_micro_batch_size=config.critic.forward_micro_batch_size_per_gpu,
+        log_prob_micro_batches=sizes.log_prob,
+        ref_micro_batches=sizes.ref,
+        value_micro_batches=sizes.values,
+        balance_batch=config.trainer.balance_batch,
         critic_warmup=config.trainer.critic_warmup,
         seed=config.trainer.seed,
     )

@@ -20,7 +20,14 @@ from torch import Tensor
 
 from kapell.workergroup import current_worker_env
 
-__all__ = ["Collective", "GlooCollective", "SharedProcessCollective", "SingleCollective", "join_collective"]
+__all__ = [
+    "Collective",
+    "GlooCollective",
+    "SharedProcessCollective",
+    "SingleCollective",
+    "join_collective",
+    "join_process_group",
+]
 
 _TIMEOUT = timedelta(minutes=10)  # a rank may wait for a peer that is still in a long backward pass
 
@@ -118,9 +125,19 @@ def join_collective(name: str, *, rank: int, world_size: int, address: tuple[str
         with _exchanges_lock:
             exchange = _exchanges.setdefault((name, *address), _Exchange())
         return SharedProcessCollective(exchange, rank, world_size)
+    join_process_group(rank=rank, world_size=world_size, address=address)
+    return GlooCollective()
+
+
+def join_process_group(*, rank: int, world_size: int, address: tuple[str, str]) -> None:
+    """Make the worker's group torch's default process group, where it has none yet.
+
+    Raises ``ValueError`` for workers that share a process, in which torch can have one rank only.
+    """
+    if current_worker_env() is not os.environ:
+        raise ValueError("strategy=fsdp2 needs a process for each worker; use strategy=ddp, or backend=ray")
     if not dist.is_initialized():
         host, port = address
         dist.init_process_group(
             "gloo", init_method=f"tcp://{host}:{port}", rank=rank, world_size=world_size, timeout=_TIMEOUT
         )
-    return GlooCollective()

@@ -209,6 +209,8 @@ class TrainerConfig:
     """Worker processes on each machine (verl's name; without GPUs each is a CPU process)."""
     torch_threads: int = 1
     """Threads of torch in each worker."""
+    balance_batch: bool = True
+    """Give each worker rows with as many tokens in all as the others, where they are computed on at once."""
     seed: int = 1
     """Seed of weights, sampling and order."""
     default_local_dir: str | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from .config_checks import require_positive, require_range
-from .config_conditions import AllOf, AnyOf, Conditions, Given, Needs, OptionOf, Unset
+from .config_conditions import AllOf, AnyOf, Condition, Conditions, Given, Needs, OptionOf, Unset
 
 __all__ = [
     "ActorConfig",
@@ -21,6 +21,17 @@ __all__ = [
     "RolloutServerConfig",
     "SamplingConfig",
 ]
+
+_ACTOR_TOKENS = "actor_rollout_ref.actor.use_dynamic_bsz"
+_LOG_PROB_TOKENS = "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz"
+
+
+def _set_or_inherited(value: bool, *keys: str) -> Condition:
+    """The first of the keys that is not null has the value."""
+    condition: Condition = Needs(keys[-1], (value,))
+    for key in reversed(keys[:-1]):
+        condition = AnyOf((Needs(key, (value,)), AllOf((Needs(key, (None,)), condition))))
+    return condition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +82,13 @@ class ActorConfig:
     """Prompts (with all their samples) per optimizer step."""
     ppo_micro_batch_size_per_gpu: int | None = None
     """Rows per forward and backward pass on each worker. Null: all. Changes memory, never the numbers."""
+    use_dynamic_bsz: bool = False
+    """Size the passes by tokens and not by rows, here and where another ``use_dynamic_bsz`` is null."""
+    ppo_max_token_len_per_gpu: int = 16384
+    """Most tokens in a pass on each worker, padding not counted; a longer row is an error."""
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    """What each worker holds of the policy and its optimizer: a copy, or a part (torch's ``fully_shard``). A part needs
+    workers with processes of their own, as Ray's are; for sampling each gathers the whole policy."""
     shuffle: bool = True
     """Deal prompts to mini-batches in a new random order each epoch."""
     clip_ratio: float = 0.2
@@ -99,6 +117,15 @@ class ActorConfig:
     """The optimizer."""
 
     active_if: ClassVar[Conditions] = {
+        "ppo_micro_batch_size_per_gpu": Needs(".use_dynamic_bsz", (False,)),
+        "ppo_max_token_len_per_gpu": AnyOf(
+            (
+                Needs(".use_dynamic_bsz"),
+                Needs(_LOG_PROB_TOKENS),
+                Needs("actor_rollout_ref.ref.log_prob_use_dynamic_bsz"),
+                Needs("critic.use_dynamic_bsz"),
+            )
+        ),
         "clip_ratio": AllOf(
             (
                 OptionOf(".policy_loss.loss_mode", "clip_ratio"),
@@ -114,6 +141,7 @@ class ActorConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "ppo_epochs", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "grad_clip")
+        require_positive(self, "ppo_max_token_len_per_gpu")
         require_positive(self, "clip_ratio", "clip_ratio_low", "clip_ratio_high")
         if self.clip_ratio_c <= 1.0:
             raise ValueError(f"clip_ratio_c must be above 1, got {self.clip_ratio_c}")
@@ -186,6 +214,10 @@ class RolloutConfig(SamplingConfig):
     them and the reward to see them."""
     log_prob_micro_batch_size_per_gpu: int | None = None
     """Rows per forward pass when log-probabilities are recomputed. Null: all."""
+    log_prob_use_dynamic_bsz: bool | None = None
+    """Size these passes by tokens. Null: as the actor's."""
+    log_prob_max_token_len_per_gpu: int | None = None
+    """Most tokens in one. Null: as the actor's."""
     val_kwargs: SamplingConfig = field(default_factory=SamplingConfig)
     """How validation samples."""
 
@@ -193,12 +225,14 @@ class RolloutConfig(SamplingConfig):
         # Not the temperature, which the update's log-probabilities use however tokens are chosen.
         **dict.fromkeys(("top_k", "top_p"), Needs(".do_sample")),
         "server": Needs(".name", ("openai",)),
+        "log_prob_micro_batch_size_per_gpu": _set_or_inherited(False, ".log_prob_use_dynamic_bsz", _ACTOR_TOKENS),
+        "log_prob_max_token_len_per_gpu": _set_or_inherited(True, ".log_prob_use_dynamic_bsz", _ACTOR_TOKENS),
         "val_kwargs": Given("trainer.test_freq"),
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "log_prob_micro_batch_size_per_gpu")
+        require_positive(self, "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
         if "" in self.stop:
             raise ValueError(f"stop must not hold an empty text, got {self.stop}")
 
@@ -209,9 +243,22 @@ class RefConfig:
 
     log_prob_micro_batch_size_per_gpu: int | None = None
     """Rows per forward pass. Null: ``rollout.log_prob_micro_batch_size_per_gpu``."""
+    log_prob_use_dynamic_bsz: bool | None = None
+    """Size these passes by tokens. Null: as the rollout's."""
+    log_prob_max_token_len_per_gpu: int | None = None
+    """Most tokens in one. Null: as the rollout's."""
+
+    active_if: ClassVar[Conditions] = {
+        "log_prob_micro_batch_size_per_gpu": _set_or_inherited(
+            False, ".log_prob_use_dynamic_bsz", _LOG_PROB_TOKENS, _ACTOR_TOKENS
+        ),
+        "log_prob_max_token_len_per_gpu": _set_or_inherited(
+            True, ".log_prob_use_dynamic_bsz", _LOG_PROB_TOKENS, _ACTOR_TOKENS
+        ),
+    }
 
     def __post_init__(self) -> None:
-        require_positive(self, "log_prob_micro_batch_size_per_gpu")
+        require_positive(self, "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +277,11 @@ class ModelConfig:
     """Attention heads of a new model."""
     override_config: dict[str, Any] = field(default_factory=dict)
     """Further fields of the model's Hugging Face configuration."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """In what the policy's matrix products are computed when it is trained, sampled from and compared with (autocast).
+    Weights, gradients, the optimizer's moments, log-probabilities and losses are float32 in any case."""
+    enable_gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass, in place of keeping its activations: less memory, more time."""
 
     active_if: ClassVar[Conditions] = dict.fromkeys(
         ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"), Unset(".path")
@@ -268,6 +320,10 @@ class CriticModelConfig:
 
     path: str | None = None
     """Folder with a Hugging Face model. Null: the policy's own starting point, with a new value head."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """In what its matrix products are computed; see the policy's."""
+    enable_gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass, in place of keeping its activations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +340,14 @@ class CriticConfig:
     """Rows per forward and backward pass on each worker. Null: all."""
     forward_micro_batch_size_per_gpu: int | None = None
     """Rows per forward pass when values are computed. Null: all."""
+    use_dynamic_bsz: bool | None = None
+    """Size the passes by tokens and not by rows. Null: as the actor's."""
+    ppo_max_token_len_per_gpu: int | None = None
+    """Most tokens per forward and backward pass on each worker. Null: as the actor's."""
+    forward_max_token_len_per_gpu: int | None = None
+    """Most tokens per forward pass when values are computed. Null: ``ppo_max_token_len_per_gpu``."""
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    """What each worker holds of the model and its optimizer: a copy, or a part; see the actor's."""
     shuffle: bool = True
     """Deal prompts to mini-batches in a new random order each epoch."""
     cliprange_value: float = 0.5
@@ -295,6 +359,18 @@ class CriticConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     """The optimizer."""
 
+    active_if: ClassVar[Conditions] = {
+        **dict.fromkeys(
+            ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu"),
+            _set_or_inherited(False, ".use_dynamic_bsz", _ACTOR_TOKENS),
+        ),
+        **dict.fromkeys(
+            ("ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu"),
+            _set_or_inherited(True, ".use_dynamic_bsz", _ACTOR_TOKENS),
+        ),
+    }
+
     def __post_init__(self) -> None:
         require_positive(self, "ppo_epochs", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu")
+        require_positive(self, "ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu")
         require_positive(self, "forward_micro_batch_size_per_gpu", "cliprange_value", "grad_clip")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-__all__ = ["build_policy", "build_value_model", "load_config_of", "new_model_config"]
+__all__ = [
+    "allow_recomputation",
+    "build_policy",
+    "build_value_model",
+    "load_config_of",
+    "new_model_config",
+    "recompute_activations",
+]
 
 _global_generator = threading.Lock()  # new weights are drawn from torch's global generator, which threads share
 _MLP_RATIO = 4  # width of the feed-forward layer over that of the model, as in GPT-2
@@ -99,3 +107,27 @@ def _build(auto_class: Any, config: PreTrainedConfig, folder: str | Path | None,
             )
     # Dropout stays off in every role: the probabilities of the update must be those of the rollout.
     return model.eval()
+
+
+def allow_recomputation(model: PreTrainedModel) -> None:
+    """Let `recompute_activations` act on a model. Raises ``ValueError`` for an architecture that cannot."""
+    options = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # transformers' name since version 5
+        model.activation_checkpointing_enable(options)
+    else:
+        model.gradient_checkpointing_enable(options)
+
+
+@contextmanager
+def recompute_activations(model: PreTrainedModel) -> Generator[None]:
+    """Within the block the layers keep no activations for the backward pass, which computes them again."""
+    # transformers does it for modules in training mode only; what is in them stays as it is, so that no dropout acts.
+    layers = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    modes = [layer.training for layer in layers]
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer, mode in zip(layers, modes, strict=True):
+            layer.training = mode

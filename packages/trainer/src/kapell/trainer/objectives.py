@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from .algorithms import (
+    Aggregation,
     BatchTotals,
     LossResult,
     aggregated_loss,
@@ -20,7 +21,7 @@ from .algorithms import (
     policy_loss,
     value_loss,
 )
-from .engine import MODEL_COLUMNS, Columns, policy_forward, value_forward
+from .forward import MODEL_COLUMNS, Columns, policy_forward, value_forward
 
 __all__ = ["PolicyObjective", "ValueObjective"]
 
@@ -46,7 +47,10 @@ class PolicyObjective:
     kl_kind: str = "low_var_kl"
     """The estimator of that divergence."""
     max_response_length: int | None = None
-    """The constant of ``seq-mean-token-sum-norm``."""
+    """The constant of ``seq-mean-token-sum-norm``, which needs it."""
+
+    def __post_init__(self) -> None:
+        _require_scale(self)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -99,10 +103,13 @@ class ValueObjective:
     loss_agg_mode: str = "token-mean"
     """How the tokens' losses are put together."""
     max_response_length: int | None = None
-    """The constant of ``seq-mean-token-sum-norm``."""
+    """The constant of ``seq-mean-token-sum-norm``, which needs it."""
 
     columns = (*MODEL_COLUMNS, "response_mask", "values", "returns")
     optional_columns = ()
+
+    def __post_init__(self) -> None:
+        _require_scale(self)
 
     def __call__(self, model: PreTrainedModel, columns: Columns, totals: BatchTotals) -> LossResult:
         """The loss of these rows, as their part of the mini-batch with ``totals``."""
@@ -115,4 +122,11 @@ class ValueObjective:
             mode=self.loss_agg_mode,
             totals=totals,
             scale=self.max_response_length,
+        )
+
+
+def _require_scale(objective: PolicyObjective | ValueObjective) -> None:
+    if objective.loss_agg_mode == Aggregation.SEQ_MEAN_TOKEN_SUM_NORM and objective.max_response_length is None:
+        raise ValueError(
+            f"loss_agg_mode={objective.loss_agg_mode} divides by the longest response; give max_response_length"
         )

@@ -18,7 +18,7 @@ from kapell.decorators import Dispatch, register
 from kapell.protocol import DataProto
 from kapell.workergroup import Worker, WorkerGroup
 
-from .engine import micro_batches
+from .micro_batches import slices
 from .models import load_config_of
 from .reward import RewardError
 from .reward_functions import Outcome, RewardRows, read_score
@@ -95,7 +95,7 @@ class RewardModelWorker(Worker):
         """Score the policy's own tokens, for a model that shares its tokenizer."""
         names = ("input_ids", "attention_mask", "position_ids")
         columns = {name: batch.column(name) for name in names}
-        return _as_column(self._logits(micro) for micro in micro_batches(columns, self._micro_batch_size))
+        return _as_column(self._logits(micro) for micro in slices(columns, self._micro_batch_size))
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=("raw_prompt", "solution_str"), writes=(MODEL_SCORES,))
     def compute_rm_score_of_text(self, batch: DataProto) -> DataProto:

@@ -7,7 +7,7 @@ A step (`kapell.trainer.steps`) is a sequence of them; they hold no state but th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,8 +28,10 @@ from .algorithms import (
     masked_whiten,
     merge_metrics,
 )
+from .balance import balanced_call, balanced_order
 from .config import RolloutCorrectionConfig
 from .metrics import add_metrics, metrics_of
+from .micro_batches import MicroBatches
 from .objectives import PolicyObjective, ValueObjective
 from .sampler import Sampling
 from .scoring import Scorer
@@ -84,12 +86,14 @@ class Stages:
     """The weight of the KL penalty in the reward; None for no penalty."""
     kl_penalty: str = "kl"
     """Its estimator."""
-    log_prob_micro_batch_size: int | None = None
-    """Rows per forward pass for log-probabilities, on each worker."""
-    ref_micro_batch_size: int | None = None
+    log_prob_micro_batches: MicroBatches = field(default_factory=MicroBatches)
+    """What goes through the policy at once for log-probabilities, on each worker."""
+    ref_micro_batches: MicroBatches = field(default_factory=MicroBatches)
     """The same for those of the reference."""
-    value_micro_batch_size: int | None = None
-    """Rows per forward pass for values, on each worker."""
+    value_micro_batches: MicroBatches = field(default_factory=MicroBatches)
+    """What goes through the critic at once for values, on each worker."""
+    balance_batch: bool = True
+    """Whether workers get rows with as many tokens in all as the others."""
     critic_warmup: int = 0
     """First steps in which the actor does not learn."""
     seed: int = 1
@@ -151,11 +155,13 @@ class Stages:
         if self.correction.bypass_mode:
             return batch.union(DataProto.from_dict(tensors={"old_log_probs": batch.column("rollout_log_probs")}))
         return batch.union(
-            self.policy.compute_log_prob(
+            self._per_row(
+                self.policy,
+                self.policy.compute_log_prob,
                 batch,
                 temperature=self.sampling.temperature,
                 with_sum_pi_squared=self.with_sum_pi_squared,
-                micro_batch_size=self.log_prob_micro_batch_size,
+                micro_batches=self.log_prob_micro_batches,
             )
         )
 
@@ -177,8 +183,12 @@ class Stages:
     def ref_log_probs(self, batch: DataProto) -> DataProto:
         """Log-probabilities of the responses under the frozen reference."""
         return batch.union(
-            self.policy.compute_ref_log_prob(
-                batch, temperature=self.sampling.temperature, micro_batch_size=self.ref_micro_batch_size
+            self._per_row(
+                self.policy,
+                self.policy.compute_ref_log_prob,
+                batch,
+                temperature=self.sampling.temperature,
+                micro_batches=self.ref_micro_batches,
             )
         )
 
@@ -186,7 +196,7 @@ class Stages:
     def values(self, batch: DataProto) -> DataProto:
         """The critic's value before each token."""
         critic, _ = self._critic_and_plan()
-        return batch.union(critic.compute_values(batch, micro_batch_size=self.value_micro_batch_size))
+        return batch.union(self._per_row(critic, critic.compute_values, batch, micro_batches=self.value_micro_batches))
 
     def _columns_of_rewards(self) -> tuple[str, ...]:
         penalty = ("old_log_probs", "ref_log_prob") if self.kl_in_reward is not None else ()
@@ -250,6 +260,13 @@ class Stages:
         if self.kl_in_reward is not None and "kl" in state and state["kl"]["first"] == self._first_beta:
             self.kl_in_reward.beta = state["kl"]["beta"]
 
+    def _per_row(
+        self, group: WorkerGroup, method: Callable[..., DataProto], batch: DataProto, **options: Any
+    ) -> DataProto:
+        if not self.balance_batch:
+            return method(batch, **options)
+        return balanced_call(method, batch, num_workers=group.world_size, **options)
+
     def _critic_and_plan(self) -> tuple[WorkerGroup, UpdatePlan]:
         if self.critic is None or self.value_plan is None:
             raise ValueError(
@@ -273,12 +290,14 @@ class Stages:
         calls = []
         for rows in mini_batches(batch.non_tensor_batch["uid"], plan, seed=(self.seed, step)):
             mini = needed.select_idxs(rows)
+            if self.balance_batch:
+                mini = mini.select_idxs(balanced_order(mini, group.world_size))
             mask_BT = mini.column("loss_mask" if "loss_mask" in optional else "response_mask")
             if self.whiten_mini_batches and role == "actor":
                 mini = _with_white_advantages(mini, mask_BT)
             totals = replace(BatchTotals.of(mask_BT), dp_size=group.world_size)
             gradients = group.forward_backward.options(blocking=False)(
-                mini, objective=objective, totals=totals, micro_batch_size=plan.micro_batch_size
+                mini, objective=objective, totals=totals, micro_batches=plan.micro_batches
             )
             calls.append((gradients, group.optimizer_step.options(blocking=False)()))
         parts: list[Mapping[str, Metric]] = []

@@ -82,13 +82,16 @@ class _NoServer:
 def _small(config: Config, folder: Path) -> Config:
     policy = config.actor_rollout_ref
     actor = replace(policy.actor, ppo_epochs=1, ppo_mini_batch_size=_PROMPTS, ppo_micro_batch_size_per_gpu=None)
+    actor = replace(actor, strategy="ddp")  # its workers share this process
     return replace(
         config,
         data=DataConfig(train_files=[str(_write_prompts(folder))], train_batch_size=_PROMPTS, max_response_length=4),
         actor_rollout_ref=replace(
             policy, model=_MODEL, actor=actor, rollout=replace(policy.rollout, n=min(policy.rollout.n, 2))
         ),
-        critic=replace(config.critic, model=CriticModelConfig(), ppo_epochs=1, ppo_mini_batch_size=None),
+        critic=replace(
+            config.critic, model=CriticModelConfig(), ppo_epochs=1, ppo_mini_batch_size=None, strategy="ddp"
+        ),
         reward=RewardConfig(reward_model=_small_reward_model(config, folder)),
         trainer=TrainerConfig(n_gpus_per_node=1, total_training_steps=1, logger=[]),
         backend=BackendConfig(name="local"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from .micro_batches import MicroBatches
 
 __all__ = ["UpdatePlan", "mini_batches"]
 
@@ -19,8 +21,8 @@ class UpdatePlan:
     """Passes over the batch."""
     prompts_per_mini_batch: int
     """Prompts, with all their samples, per optimizer step."""
-    micro_batch_size: int | None = None
-    """Rows per forward and backward pass on each worker."""
+    micro_batches: MicroBatches = field(default_factory=MicroBatches)
+    """What goes through the model at once, on each worker."""
     shuffle: bool = True
     """Deal prompts anew each epoch."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,10 +16,12 @@ from kapell.protocol import DataProto
 from kapell.workergroup import Worker
 
 from .algorithms import BatchTotals, Metric
-from .collective import join_collective
+from .collective import join_collective, join_process_group
 from .config import OptimConfig
 from .durable_files import FileRecord
-from .engine import MODEL_COLUMNS, Columns, TrainEngine, micro_batches, policy_forward, value_forward
+from .engine import TrainEngine
+from .forward import MODEL_COLUMNS, Columns, policy_forward, value_forward
+from .micro_batches import MicroBatches
 from .objectives import PolicyObjective, ValueObjective
 from .role_checkpoint import load_role, save_role
 from .rollout_engine import ROLLOUT_COLUMNS, RolloutEngine, RolloutRequest, SamplerEngine, rollout_columns
@@ -31,7 +33,7 @@ __all__ = ["ActorRolloutRefWorker", "CriticWorker", "TrainWorker"]
 class TrainWorker(Worker):
     """A worker with a model under training, the same on every rank.
 
-    ``build_model`` is called on each rank and must give equal weights on all.
+    ``build_model`` is called on each rank and must give equal weights on all; ``engine_options`` are `TrainEngine`'s.
     """
 
     role = "model"
@@ -41,21 +43,19 @@ class TrainWorker(Worker):
         build_model: Callable[[], PreTrainedModel],
         optim: OptimConfig,
         *,
-        grad_clip: float = 1.0,
-        total_optimizer_steps: int | None = None,
+        strategy: Literal["ddp", "fsdp2"] = "ddp",
         torch_threads: int = 1,
+        **engine_options: Any,
     ) -> None:
         super().__init__()
         torch.set_num_threads(torch_threads)
-        self.engine = TrainEngine(
-            build_model(),
-            optim,
-            grad_clip=grad_clip,
-            total_steps=total_optimizer_steps,
-            collective=join_collective(
-                self.role, rank=self.rank, world_size=self.world_size, address=self.get_master_addr_port()
-            ),
-        )
+        place = {"rank": self.rank, "world_size": self.world_size, "address": self.get_master_addr_port()}
+        collective = None
+        if strategy == "fsdp2":
+            join_process_group(**place)
+        else:
+            collective = join_collective(self.role, **place)
+        self.engine = TrainEngine(build_model(), optim, strategy=strategy, collective=collective, **engine_options)
 
     @register(Dispatch.DP_COMPUTE_PROTO, collect=Reduction.LIST)
     def forward_backward(
@@ -64,13 +64,13 @@ class TrainWorker(Worker):
         *,
         objective: PolicyObjective | ValueObjective,
         totals: BatchTotals,
-        micro_batch_size: int | None = None,
+        micro_batches: MicroBatches | None = None,
     ) -> dict[str, Metric]:
         """Gradients of a mini-batch, averaged over the ranks; ``totals`` counts the whole mini-batch."""
         return self.engine.forward_backward(
             _tensors(batch),
             lambda columns: objective(self.engine.model, columns, totals),
-            micro_batch_size=micro_batch_size,
+            micro_batches=micro_batches,
         )
 
     @register(Dispatch.ONE_TO_ALL, collect=Reduction.FIRST)
@@ -78,10 +78,10 @@ class TrainWorker(Worker):
         """Move the weights. Returns ``grad_norm``, before clipping, and ``lr``."""
         return self.engine.step()
 
-    @register(Dispatch.RANK_ZERO)
+    @register(Dispatch.ONE_TO_ALL)
     def save_model(self, folder: str | Path) -> None:
-        """Write the model in Hugging Face format."""
-        self.engine.model.save_pretrained(folder)
+        """Write the model in Hugging Face format, by rank 0."""
+        self.engine.save_pretrained(folder, write=self.rank == 0)
 
     @register(Dispatch.ONE_TO_ALL, collect=Reduction.LIST)
     def save_checkpoint(self, folder: str) -> dict[str, FileRecord]:
@@ -122,7 +122,7 @@ class ActorRolloutRefWorker(TrainWorker):
     ) -> None:
         super().__init__(build_model, optim, **options)
         self._rollout: RolloutEngine = SamplerEngine(self.engine.model, tuple(eos_token_ids), pad_token_id, tokenizer)
-        self._reference = build_model().requires_grad_(False) if with_reference else None
+        self._reference = self.engine.place(build_model().requires_grad_(False)) if with_reference else None
         self._version = 0
 
     @register(
@@ -144,7 +144,9 @@ class ActorRolloutRefWorker(TrainWorker):
             seed=seed,
             step=step,
         )
-        return rollout_columns(request, self._rollout.generate(request), policy_version=self._version)
+        with self.engine.sampling():
+            rollout = self._rollout.generate(request)
+        return rollout_columns(request, rollout, policy_version=self._version)
 
     @register(Dispatch.RANK_ZERO)
     def policy_version(self) -> int:
@@ -162,32 +164,43 @@ class ActorRolloutRefWorker(TrainWorker):
         *,
         temperature: float,
         with_sum_pi_squared: bool = False,
-        micro_batch_size: int | None = None,
+        micro_batches: MicroBatches | None = None,
     ) -> DataProto:
         """Log-probabilities of the responses, and the entropy at each token, under the current weights.
 
         ``sum_pi_squared``, the sum of the squared probabilities of all tokens there, only if asked for.
         """
-        made = self._forward(
-            self.engine.model,
-            batch,
-            micro_batch_size,
-            temperature=temperature,
-            with_entropy=True,
-            with_sum_pi_squared=with_sum_pi_squared,
+        names = ("log_probs", "entropy", *(["sum_pi_squared"] if with_sum_pi_squared else []))
+        made = self.engine.evaluate(
+            _tensors(batch),
+            lambda model, micro: policy_forward(
+                model,
+                micro,
+                temperature=temperature,
+                with_entropy=True,
+                with_sum_pi_squared=with_sum_pi_squared,
+            )._asdict(),
+            names=names,
+            micro_batches=micro_batches,
         )
-        names = {"log_probs": "old_log_probs", "entropy": "entropys"}
-        return DataProto.from_dict(tensors={names.get(name, name): column for name, column in made.items()})
+        columns = {"log_probs": "old_log_probs", "entropy": "entropys"}
+        return DataProto.from_dict(tensors={columns.get(name, name): column for name, column in made.items()})
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=(*MODEL_COLUMNS, "response_mask"), writes=("ref_log_prob",))
     def compute_ref_log_prob(
-        self, batch: DataProto, *, temperature: float, micro_batch_size: int | None = None
+        self, batch: DataProto, *, temperature: float, micro_batches: MicroBatches | None = None
     ) -> DataProto:
         """Log-probabilities of the responses under the frozen reference."""
         if self._reference is None:
             raise RuntimeError("this worker has no reference model; build it with with_reference=True")
-        made = self._forward(self._reference, batch, micro_batch_size, temperature=temperature)
-        return DataProto.from_dict(tensors={"ref_log_prob": made["log_probs"]})
+        made = self.engine.evaluate(
+            _tensors(batch),
+            lambda model, micro: {"ref_log_prob": policy_forward(model, micro, temperature=temperature).log_probs},
+            names=("ref_log_prob",),
+            micro_batches=micro_batches,
+            model=self._reference,
+        )
+        return DataProto.from_dict(tensors=made)
 
     @register(Dispatch.ONE_TO_ALL, collect=Reduction.FIRST)
     def optimizer_step(self) -> dict[str, float]:
@@ -203,22 +216,6 @@ class ActorRolloutRefWorker(TrainWorker):
         """Continue from `extra_state`."""
         self._version = state["policy_version"]
 
-    @torch.no_grad()
-    def _forward(
-        self, model: PreTrainedModel, batch: DataProto, micro_batch_size: int | None, **options: Any
-    ) -> dict[str, torch.Tensor]:
-        """The fields of `PolicyOutput` that ``options`` ask for, with zeros in masked slots."""
-        columns = _tensors(batch)
-        mask_BT = columns["response_mask"]
-        parts = [
-            policy_forward(model, micro, **options)._asdict() for micro in micro_batches(columns, micro_batch_size)
-        ]
-        if not parts:
-            names = ["log_probs", *(name.removeprefix("with_") for name, value in options.items() if value is True)]
-            return {name: mask_BT.float() for name in names}
-        names = [name for name, column in parts[0].items() if column is not None]
-        return {name: torch.cat([part[name] for part in parts]) * mask_BT for name in names}
-
 
 class CriticWorker(TrainWorker):
     """The value model."""
@@ -226,14 +223,15 @@ class CriticWorker(TrainWorker):
     role = "critic"
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=(*MODEL_COLUMNS, "response_mask"), writes=("values",))
-    @torch.no_grad()
-    def compute_values(self, batch: DataProto, *, micro_batch_size: int | None = None) -> DataProto:
+    def compute_values(self, batch: DataProto, *, micro_batches: MicroBatches | None = None) -> DataProto:
         """The value before each response token."""
-        columns = _tensors(batch)
-        mask_BT = columns["response_mask"]
-        parts = [value_forward(self.engine.model, micro) for micro in micro_batches(columns, micro_batch_size)]
-        values_BT = torch.cat(parts) if parts else mask_BT.float()
-        return DataProto.from_dict(tensors={"values": values_BT * mask_BT})
+        made = self.engine.evaluate(
+            _tensors(batch),
+            lambda model, micro: {"values": value_forward(model, micro)},
+            names=("values",),
+            micro_batches=micro_batches,
+        )
+        return DataProto.from_dict(tensors=made)
 
 
 def _tensors(batch: DataProto) -> Columns:

@@ -1,0 +1,63 @@
+"""The sizes of passes through the models that a configuration asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from .config import Config
+from .micro_batches import MicroBatches
+
+__all__ = ["BatchSizes", "batch_sizes"]
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSizes:
+    """What goes through a model at once, on each worker."""
+
+    actor: MicroBatches
+    """Forward and backward through the policy."""
+    log_prob: MicroBatches
+    """Forward through the policy."""
+    ref: MicroBatches
+    """Forward through the reference."""
+    critic: MicroBatches
+    """Forward and backward through the critic."""
+    values: MicroBatches
+    """Forward through the critic."""
+
+
+def batch_sizes(config: Config) -> BatchSizes:
+    """The sizes, with those that are null taken from where they are inherited."""
+    models, critic = config.actor_rollout_ref, config.critic
+    actor, rollout, ref = models.actor, models.rollout, models.ref
+    by_tokens = _first(rollout.log_prob_use_dynamic_bsz, actor.use_dynamic_bsz)
+    tokens = _first(rollout.log_prob_max_token_len_per_gpu, actor.ppo_max_token_len_per_gpu)
+    rows = rollout.log_prob_micro_batch_size_per_gpu
+    critic_by_tokens = _first(critic.use_dynamic_bsz, actor.use_dynamic_bsz)
+    critic_tokens = _first(critic.ppo_max_token_len_per_gpu, actor.ppo_max_token_len_per_gpu)
+    return BatchSizes(
+        actor=_sizes(actor.use_dynamic_bsz, actor.ppo_micro_batch_size_per_gpu, actor.ppo_max_token_len_per_gpu),
+        log_prob=_sizes(by_tokens, rows, tokens),
+        ref=_sizes(
+            _first(ref.log_prob_use_dynamic_bsz, by_tokens),
+            _first(ref.log_prob_micro_batch_size_per_gpu, rows),
+            _first(ref.log_prob_max_token_len_per_gpu, tokens),
+        ),
+        critic=_sizes(critic_by_tokens, critic.ppo_micro_batch_size_per_gpu, critic_tokens),
+        values=_sizes(
+            critic_by_tokens,
+            critic.forward_micro_batch_size_per_gpu,
+            _first(critic.forward_max_token_len_per_gpu, critic_tokens),
+        ),
+    )
+
+
+def _first(value: Value | None, inherited: Value) -> Value:
+    return inherited if value is None else value
+
+
+def _sizes(by_tokens: bool, max_rows: int | None, max_tokens: int) -> MicroBatches:
+    return MicroBatches(max_tokens=max_tokens) if by_tokens else MicroBatches(max_rows=max_rows)

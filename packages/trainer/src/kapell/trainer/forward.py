@@ -1,0 +1,70 @@
+"""Forward passes over the tokens of responses."""
+
+# B rows, T response tokens, L = prompt and response tokens, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .algorithms import entropy_from_logits, log_probs_from_logits, sum_pi_squared_from_logits
+
+__all__ = ["MODEL_COLUMNS", "Columns", "PolicyOutput", "policy_forward", "value_forward"]
+
+Columns = Mapping[str, Tensor]
+"""Columns of a batch by name, all with the same number of rows."""
+
+MODEL_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses")
+"""What a forward pass reads: three of shape ``(B, L)``, and the responses ``(B, T)`` at their end."""
+
+
+class PolicyOutput(NamedTuple):
+    """What a forward pass says of each response token, ``(B, T)`` each."""
+
+    log_probs: Tensor
+    """Log-probability of the token."""
+    entropy: Tensor | None
+    """Entropy of the distribution that it was drawn from."""
+    sum_pi_squared: Tensor | None
+    """Sum of that distribution's squared probabilities."""
+
+
+def policy_forward(
+    model: PreTrainedModel,
+    columns: Columns,
+    *,
+    temperature: float,
+    with_entropy: bool = False,
+    with_sum_pi_squared: bool = False,
+) -> PolicyOutput:
+    """Log-probabilities of the response tokens and, if asked for, what else their distributions say."""
+    responses_BT = columns["responses"]
+    num_tokens = responses_BT.shape[1]
+    output = model(
+        columns["input_ids"],
+        attention_mask=columns["attention_mask"],
+        position_ids=columns["position_ids"],
+        logits_to_keep=num_tokens + 1,
+        use_cache=False,
+    )
+    logits_BTV = output.logits[:, :-1]  # the logits at a token predict the next one
+    return PolicyOutput(
+        log_probs=log_probs_from_logits(logits_BTV, responses_BT, temperature=temperature),
+        entropy=entropy_from_logits(logits_BTV, temperature=temperature) if with_entropy else None,
+        sum_pi_squared=sum_pi_squared_from_logits(logits_BTV, temperature=temperature) if with_sum_pi_squared else None,
+    )
+
+
+def value_forward(model: PreTrainedModel, columns: Columns) -> Tensor:
+    """The value before each response token, ``(B, T)``."""
+    num_tokens = columns["responses"].shape[1]
+    output = model(
+        columns["input_ids"],
+        attention_mask=columns["attention_mask"],
+        position_ids=columns["position_ids"],
+        use_cache=False,
+    )
+    return output.logits[:, -num_tokens - 1 : -1, 0].float()
