@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -58,6 +59,14 @@ def test_joining_chunks_gives_the_batch(batch, pieces):
 @given(batches(), st.integers(1, 9))
 def test_joining_splits_gives_the_batch(batch, size):
     assert DataProto.concat(batch.split(size)) == batch
+
+
+@given(batches(), st.data())
+def test_cutting_at_all_bounds_is_cutting_at_each(batch, data):
+    bounds = sorted(data.draw(st.lists(st.integers(0, len(batch)), max_size=6)))
+    pieces = batch.split_at(bounds)
+    assert pieces == [batch.slice(start, stop) for start, stop in pairwise(bounds)]
+    assert sum(map(len, pieces)) == (bounds[-1] - bounds[0] if bounds else 0)
 
 
 @given(batches(), st.randoms())

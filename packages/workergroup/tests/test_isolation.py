@@ -76,3 +76,36 @@ def test_what_cannot_be_copied_is_refused_not_shared():
     except TypeError:
         return
     assert copy[0] is not lock
+
+
+class Itself:
+    """Says how it is copied."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __kapell_private__(self, private):
+        return Itself(private(self.rows))
+
+    def __reduce__(self):
+        raise AssertionError("it is not pickled")
+
+
+def test_a_type_that_says_how_it_is_copied_is_asked():
+    rows = [[1], [2]]
+    value = Itself(rows)
+    for copy in (isolate(value), isolate({"a": [value]})["a"][0]):
+        copy.rows[0].append(9)
+        assert rows == [[1], [2]]
+    twice = isolate([value, value])
+    assert twice[0] is twice[1]
+
+
+def test_cells_of_object_arrays_that_are_sequences_stay_one_a_row():
+    cells = np.empty((2, 1), dtype=object)
+    cells[0, 0], cells[1, 0] = [1, 2], [3, 4]
+    copy = isolate(cells)
+    assert copy.shape == (2, 1)
+    assert copy.tolist() == [[[1, 2]], [[3, 4]]]
+    copy[0, 0].append(9)
+    assert cells[0, 0] == [1, 2]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["chunk", "column", "columns", "cut", "marked", "nbytes", "pad", "select", "take", "unpad"]
+__all__ = ["chunk", "column", "columns", "cut", "marked", "nbytes", "pad", "select", "split", "take", "unpad"]
 
 
 def take(batch: Any, positions: Sequence[int]) -> Any:
@@ -19,6 +19,11 @@ def take(batch: Any, positions: Sequence[int]) -> Any:
 def cut(batch: Any, start: int, stop: int) -> Any:
     """The rows `start:stop`."""
     return batch.slice(start, stop)
+
+
+def split(batch: Any, bounds: Sequence[int]) -> Sequence[Any]:
+    """The rows between neighbouring bounds."""
+    return batch.split_at(bounds)
 
 
 def chunk(batch: Any, count: int) -> Sequence[Any]:
@@ -34,13 +39,11 @@ def columns(batch: Any) -> tuple[str, ...]:
 
 def select(batch: Any, names: Sequence[str]) -> Any:
     """The batch with only the named columns."""
-    tensors = getattr(batch, "batch", None)
     objects = getattr(batch, "non_tensor_batch", None)
     if objects is None and not hasattr(batch, "batch"):
         return batch.select(list(names))
-    in_tensors = set(tensors.keys()) if tensors is not None else set()
     return batch.select(
-        batch_keys=[name for name in names if name in in_tensors],
+        batch_keys=[name for name in names if name not in (objects or {})],
         non_tensor_batch_keys=[name for name in names if name in (objects or {})],
     )
 

@@ -91,8 +91,11 @@ class Shards(Sequence[Any]):
         return self._take(self.layout.positions(shard), padding)
 
     def __iter__(self) -> Iterator[Any]:
-        layout, cut = self.layout, self.splitter.cut
-        if cut is not None and layout.order is None and layout.padded_size is None:
+        layout, cut, split = self.layout, self.splitter.cut, self.splitter.split
+        as_they_are = layout.order is None and layout.padded_size is None
+        if split is not None and as_they_are:
+            return iter(split(self.value, layout._starts))
+        if cut is not None and as_they_are:
             return map(cut, repeat(self.value), layout._starts, layout._starts[1:])
         return (self[index] for index in range(len(self)))
 

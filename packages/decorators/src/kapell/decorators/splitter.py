@@ -31,6 +31,8 @@ class Splitter:
     """The rows at the given positions, in that order, with repeats. None for a type that offers `chunk` only."""
     cut: Callable[[Any, int, int], Any] | None = None
     """Rows `start:stop`; by default `take` of that range."""
+    split: Callable[[Any, Sequence[int]], Sequence[Any]] | None = None
+    """The ranges of rows between neighbouring bounds, all at once; by default `cut` of each."""
     chunk: Callable[[Any, int], Sequence[Any]] | None = None
     """Exactly n parts, for a type without `take`."""
     has_rows: Callable[[Any], bool] = always

@@ -1,8 +1,9 @@
 """What can be split over ranks and joined again: one registry, and a structural protocol for batch types.
 
 A type takes part when it was registered (`register_splitter`), or when it has `__len__`, `chunk(n)` and
-`concat(parts)`. With `select_idxs` it can also be balanced; with `padding`, `padding_mask` and `without_padding` it
-can be padded; with `columns` and `select`, only the columns that a method reads are sent.
+`concat(parts)`. With `select_idxs` it can also be balanced, and be cut by `slice` or at all bounds by `split_at`; with
+`padding`, `padding_mask` and `without_padding` it can be padded; with `columns` and `select`, only the columns that a
+method reads are sent.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,7 @@ def register_splitter(
     join: Callable[[list[Any]], Any],
     take: Callable[[Any, Sequence[int]], Any] | None = None,
     cut: Callable[[Any, int, int], Any] | None = None,
+    split: Callable[[Any, Sequence[int]], Sequence[Any]] | None = None,
     chunk: Callable[[Any, int], Sequence[Any]] | None = None,
     has_rows: Callable[[Any], bool] = always,
     columns: Callable[[Any], Iterable[str]] | None = None,
@@ -56,6 +58,7 @@ def register_splitter(
         join=join,
         take=take,
         cut=cut,
+        split=split,
         chunk=chunk,
         has_rows=has_rows,
         columns=columns,
@@ -126,6 +129,7 @@ def _structural(cls: type) -> Splitter | None:
         join=cls.concat,  # ty: ignore[missing-attribute]
         take=batches.take if by_position else None,
         cut=batches.cut if by_position and hasattr(cls, "slice") else None,
+        split=batches.split if by_position and hasattr(cls, "split_at") else None,
         chunk=batches.chunk,
         columns=batches.columns if has_columns else None,
         select=batches.select if has_columns and hasattr(cls, "select") else None,

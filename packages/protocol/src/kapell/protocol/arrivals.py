@@ -61,6 +61,13 @@ class Arrivals:
             tensor = tensor.to(self.device_here(device))
         return tensor.requires_grad_() if wants_grad else tensor
 
+    def dense(self, number: int, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Give piece ``number`` as a tensor of a dtype that numpy has too, by numpy's name."""
+        if self._read_only:
+            view = torch.from_numpy(writable_view(self._pieces[number]).view(dtype).reshape(shape))
+            return ReadOnlyTensor.of(view)
+        return torch.from_numpy(self._private(number).view(dtype).reshape(shape))
+
     def array(self, number: int | None, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
         """Give piece ``number`` as a numpy array."""
         if number is None:

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from kapell.protocol.columns import column_of_objects, cut, num_bytes, num_rows, same
+from kapell.protocol.columns import bytes_of_array, column_of_objects, cut, num_bytes, num_rows, same
 from kapell.protocol.meta import copy_meta
+from kapell.protocol.tensor_columns import TensorColumns
 
 __all__ = ["BatchContainer"]
 
@@ -21,8 +22,6 @@ __all__ = ["BatchContainer"]
 class BatchContainer:
     """The three parts of a batch, its rows, and the one way to build a batch of changed columns."""
 
-    batch: TensorDictBase | None
-    """Tensor columns, jagged ones included; None when there are none."""
     non_tensor_batch: dict[str, np.ndarray]
     """numpy columns; object arrays hold one Python object a row."""
     meta_info: dict[str, Any]
@@ -34,20 +33,36 @@ class BatchContainer:
         non_tensor_batch: Mapping[str, Any] | None = None,
         meta_info: Mapping[str, Any] | None = None,
     ) -> None:
-        self.batch = batch
+        self._tensors: TensorDictBase | TensorColumns | None = batch
         self.non_tensor_batch = {name: _as_array(name, column) for name, column in (non_tensor_batch or {}).items()}
         self.meta_info = dict(meta_info or {})
         self._padded: np.ndarray | None = None  # which rows are padding; None means no row
         self.check_consistency()
 
+    @property
+    def batch(self) -> TensorDictBase | None:
+        """Tensor columns, jagged ones included; None when there are none. What is done to it is done to the batch."""
+        if isinstance(self._tensors, TensorColumns):
+            self._tensors = self._tensors.table()
+        return self._tensors
+
+    @batch.setter
+    def batch(self, table: TensorDictBase | None) -> None:
+        self._tensors = table
+
+    def tensor_columns(self) -> dict[str, Any]:
+        """Give the tensor columns by name: a dict of its own, which is had faster than the TensorDict ``batch``."""
+        return dict(self._entries())
+
     def check_consistency(self) -> None:
         """Check that all columns have the same rows and no name is used twice; an error names the column."""
-        if self.batch is not None:
-            if len(self.batch.batch_size) != 1:
-                raise ValueError(f"a batch has one batch dimension, got batch_size {tuple(self.batch.batch_size)}")
-            if twice := sorted(set(self.batch.keys()) & set(self.non_tensor_batch)):
+        expected, since = None, None
+        if self._tensors is not None:
+            if len(shape := getattr(self._tensors, "batch_size", (0,))) != 1:
+                raise ValueError(f"a batch has one batch dimension, got batch_size {tuple(shape)}")
+            if twice := sorted(self._entries().keys() & self.non_tensor_batch.keys()):
                 raise ValueError(f"column {twice[0]!r} is both a tensor and a non-tensor column")
-        expected, since = (None, None) if self.batch is None else (self.batch.batch_size[0], "the tensor columns")
+            expected, since = len(self), "the tensor columns"
         for name, column in self.non_tensor_batch.items():
             if not isinstance(column, np.ndarray):
                 raise TypeError(f"column {name!r} of non_tensor_batch is a numpy array, got {type(column).__name__}")
@@ -58,19 +73,27 @@ class BatchContainer:
             expected, since = column.shape[0], f"column {name!r}" if since is None else since
 
     def __len__(self) -> int:
-        if self.batch is not None:
-            return int(self.batch.batch_size[0])
+        tensors = self._tensors
+        if tensors is not None:
+            return tensors.num_rows if isinstance(tensors, TensorColumns) else int(tensors.batch_size[0])
         return next((int(column.shape[0]) for column in self.non_tensor_batch.values()), 0)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of all columns, tensors first."""
-        return tuple(name for name, _ in self._items())
+        tensors = self._tensors
+        if isinstance(tensors, TensorColumns):
+            return (*tensors.entries, *self.non_tensor_batch)
+        return (*(() if tensors is None else tensors.keys()), *self.non_tensor_batch)
 
     def column(self, name: str) -> Any:
         """Give one column, tensor or numpy array."""
-        if self.batch is not None and name in self.batch.keys():  # noqa: SIM118  # a TensorDict is no Mapping
-            return self.batch.get(name)
+        tensors = self._tensors
+        if isinstance(tensors, TensorColumns):
+            if name in tensors.entries:
+                return tensors.entries[name]
+        elif tensors is not None and name in tensors.keys():  # noqa: SIM118  # a TensorDict is no Mapping
+            return tensors.get(name)
         if name in self.non_tensor_batch:
             return self.non_tensor_batch[name]
         raise KeyError(f"no column {name!r}; columns are {list(self.columns)}")
@@ -82,7 +105,10 @@ class BatchContainer:
     @property
     def nbytes(self) -> int:
         """Bytes of all columns."""
-        return sum(self.column_bytes().values())
+        tensors = self._tensors
+        if not isinstance(tensors, TensorColumns):
+            tensors = TensorColumns(self._entries(), len(self), None)
+        return tensors.nbytes + sum(map(bytes_of_array, self.non_tensor_batch.values()))
 
     @property
     def padding_mask(self) -> torch.Tensor:
@@ -111,15 +137,21 @@ class BatchContainer:
         clone.__dict__ = {name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()}
         return clone
 
+    def _entries(self) -> dict[str, Any]:
+        """The tensor columns, to be read only."""
+        tensors = self._tensors
+        if isinstance(tensors, TensorColumns):
+            return tensors.entries
+        return {} if tensors is None else dict(tensors.items())
+
     def _items(self) -> Iterator[tuple[str, Any]]:
-        if self.batch is not None:
-            yield from self.batch.items()
+        yield from self._entries().items()
         yield from self.non_tensor_batch.items()
 
     def _map(self, change: Callable[[Any], Any], rows: int) -> Self:
         """Apply one row operation to every column, and to what is known about rows."""
-        changed = self._like(
-            None if self.batch is None else {name: change(column) for name, column in self.batch.items()},
+        changed = self._rows_of(
+            {name: change(column) for name, column in self._entries().items()},
             {name: change(column) for name, column in self.non_tensor_batch.items()},
             rows,
         )
@@ -128,9 +160,29 @@ class BatchContainer:
 
     def _like(self, tensors: dict[str, Any] | None, arrays: dict[str, np.ndarray], rows: int) -> Self:
         """Build a batch of these columns, with this one's type, device and a copy of its ``meta_info``."""
-        device = None if self.batch is None else self.batch.device
-        batch = None if tensors is None else TensorDict(tensors, batch_size=[rows], device=device)
+        batch = None if tensors is None else TensorDict(tensors, batch_size=[rows], device=self._device)
         return type(self)(batch=batch, non_tensor_batch=arrays, meta_info=copy_meta(self.meta_info))
+
+    def _rows_of(self, tensors: dict[str, Any], arrays: dict[str, np.ndarray], rows: int) -> Self:
+        """Do as `_like` for the same columns after one row operation, without the checks that then say nothing new."""
+        if type(self).__init__ is BatchContainer.__init__ and all(len(column) == rows for column in arrays.values()):
+            return self._made(tensors, arrays, rows)
+        return self._like(None if self._tensors is None else tensors, arrays, rows)
+
+    def _made(
+        self, tensors: dict[str, Any], arrays: dict[str, np.ndarray], rows: int, row_bytes: int | None = None
+    ) -> Self:
+        kind = type(self)
+        made = kind.__new__(kind)
+        made._tensors = None if self._tensors is None else TensorColumns(tensors, rows, self._tensors.device, row_bytes)
+        made.non_tensor_batch = arrays
+        made.meta_info = copy_meta(self.meta_info) if self.meta_info else {}
+        made._padded = None
+        return made
+
+    @property
+    def _device(self) -> torch.device | None:
+        return None if self._tensors is None else self._tensors.device
 
 
 def _as_array(name: str, column: Any) -> np.ndarray:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import builtins
 import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from kapell.protocol.indexing import RowIndex
 from kapell.protocol.meta import copy_meta
 from kapell.protocol.naming import ColumnOperations
 from kapell.protocol.rows import RowOperations
+from kapell.protocol.tensor_columns import TensorColumns
 from kapell.protocol.wire import pack, unpack
 
 __all__ = ["DataProto", "DataProtoItem", "collate_fn", "list_of_dict_to_dict_of_list"]
@@ -182,19 +183,44 @@ class DataProto(RowOperations, ColumnOperations):
         others = {name: cell(column, row) for name, column in self.non_tensor_batch.items()}
         return DataProtoItem(batch=batch, non_tensor_batch=others, meta_info=copy_meta(self.meta_info))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: pack(value) for name, value in self.__dict__.items()}
+    def __getstate__(self) -> Any:
+        return pack(self.__kapell_state__())
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({name: unpack(value) for name, value in state.items()})
-        if state["batch"] is not self.batch:  # a state that has not been pickled has the containers of another batch
+    def __setstate__(self, state: Any) -> None:
+        plain = unpack(state)
+        self._restore(plain)
+        if plain is not state:  # a state that has not been pickled has the containers of another batch
             self.__dict__.update(copy.copy(self).__dict__)
+
+    def __kapell_state__(self) -> dict[str, Any]:
+        """Give what travels, by name."""
+        state = {"batch": self._tensors, **self.__dict__}
+        table = state.pop("_tensors")
+        if type(table) is TensorDict:
+            state["batch"] = TensorColumns(dict(table.items()), len(self), table.device)
+        return state
 
     @classmethod
     def __kapell_restore__(cls, state: dict[str, Any]) -> Self:
         restored = cls.__new__(cls)
-        restored.__dict__.update(state)
+        restored._restore(state)
         return restored
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._tensors = self.__dict__.pop("batch")
+
+    def __kapell_private__(self, private: Callable[[Any], Any]) -> Self:
+        """Give a copy as if this batch had travelled; ``private`` copies what the batch does not copy itself."""
+        own = ("_tensors", "non_tensor_batch")
+        state = {name: private(value) for name, value in self.__dict__.items() if name not in own}
+        copies: dict[Any, Any] = {}
+        tensors = {name: _private_column(column, copies, private) for name, column in self.tensor_columns().items()}
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(state)
+        copied.non_tensor_batch = {name: private(column) for name, column in self.non_tensor_batch.items()}
+        copied._tensors = None if self._tensors is None else TensorColumns(tensors, len(self), self._device)
+        return copied
 
 
 def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -222,6 +248,19 @@ def collate_fn(x: Sequence[DataProtoItem]) -> DataProto:
 
 def _is_tensor_column(column: Any) -> bool:
     return isinstance(column, torch.Tensor) or is_tensor_collection(column)
+
+
+def _private_column(column: Any, copies: dict[Any, Any], private: Callable[[Any], Any]) -> Any:
+    """Copy a column; columns on the same memory share their copy, as they would after they had travelled."""
+    if type(column) is not torch.Tensor or column.layout != torch.strided or column.is_nested:
+        return private(column)
+    key = (column.data_ptr(), column.dtype, column.shape, column.stride())
+    copied = copies.get(key)
+    if copied is None:
+        copied = copies[key] = column.detach().clone(memory_format=torch.contiguous_format)
+        if column.requires_grad and column.is_leaf:
+            copied.requires_grad_()
+    return copied
 
 
 def _table(tensors: Mapping[str, torch.Tensor]) -> TensorDict:

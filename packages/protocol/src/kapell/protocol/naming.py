@@ -27,7 +27,7 @@ class ColumnOperations(BatchContainer):
         deepcopy: bool = False,
     ) -> Self:
         """Keep the named columns and ``meta_info`` keys; None keeps all of that part."""
-        tensors = None if self.batch is None else dict(self.batch.items())
+        tensors = None if self._tensors is None else self.tensor_columns()
         chosen = self._like(
             _picked("tensor column", tensors, batch_keys),
             _picked("non-tensor column", self.non_tensor_batch, non_tensor_batch_keys) or {},

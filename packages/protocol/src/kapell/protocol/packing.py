@@ -17,11 +17,24 @@ from tensordict import LazyStackedTensorDict, MemoryMappedTensor, NonTensorData,
 from kapell.protocol.arrivals import Arrivals
 from kapell.protocol.columns import ValueStack, array_of, column_of_objects, is_jagged, make_jagged, parts_of
 from kapell.protocol.read_only import ReadOnlyTensor
+from kapell.protocol.tensor_columns import TensorColumns
 
 __all__ = ["Packing", "Standin"]
 
 _ATOMS = frozenset({str, bytes, int, float, bool, complex, type(None)})
 _OUT_OF_BAND_PROTOCOL = 5
+# Those that numpy has too, by numpy's name.
+_SHORT_DTYPES = {
+    torch.float32: "f4",
+    torch.float64: "f8",
+    torch.float16: "f2",
+    torch.int64: "i8",
+    torch.int32: "i4",
+    torch.int16: "i2",
+    torch.int8: "i1",
+    torch.uint8: "u1",
+    torch.bool: "?",
+}
 _PROBE = pickle.PickleBuffer(b"")
 
 
@@ -92,9 +105,9 @@ class Packing:
         return done[1]
 
     def _other(self, value: Any) -> Any:
-        """A type may say what to pickle for its attributes: `__kapell_restore__` gets them back at arrival."""
+        """A type may say what travels: `__kapell_restore__` gets at arrival what `__kapell_state__` gave."""
         restore = getattr(type(value), "__kapell_restore__", None)
-        return value if restore is None else Standin(value, restore, (self._dict(value.__dict__),))
+        return value if restore is None else Standin(value, restore, (self._dict(value.__kapell_state__()),))
 
     def _list(self, value: list[Any]) -> Any:
         if _ATOMS.issuperset(map(type, value)) or all(map(_is_plain, value)):
@@ -147,13 +160,29 @@ class Packing:
         number = None
         if array.size:
             key = (array.__array_interface__["data"][0], array.dtype.str, array.shape, array.strides)
-            number = self._buffers.add(key, lambda: np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            number = self._buffers.add(key, lambda: _flat(array))
         return Standin(array, _array, (self._buffers, number, array.dtype, array.shape))
 
     def _tensordict(self, table: TensorDict) -> Standin:
         entries = {name: self._body(entry) for name, entry in table.items()}
         device = None if table.device is None else str(table.device)
         return Standin(table, _tensordict, (entries, tuple(table.batch_size), device))
+
+    def _columns(self, columns: TensorColumns) -> Standin:
+        entries = {name: self._dense(entry) or self._body(entry) for name, entry in columns.entries.items()}
+        device = None if columns.device is None else str(columns.device)
+        return Standin(columns, _columns, (self._buffers, entries, columns.num_rows, device))
+
+    def _dense(self, tensor: Any) -> tuple[Any, ...] | None:
+        """The usual column in short; None for any other."""
+        if type(tensor) is not torch.Tensor or tensor.requires_grad or not tensor.is_cpu or tensor.is_nested:
+            return None
+        dtype = _SHORT_DTYPES.get(tensor.dtype)
+        if dtype is None or tensor.layout != torch.strided or tensor.is_neg() or not tensor.numel():
+            return None
+        shape = tensor.shape
+        key = (tensor.data_ptr(), tensor.dtype, shape, tensor.stride(), "cpu")
+        return self._buffers.add(key, lambda: _flat(tensor.numpy())), dtype, tuple(shape)
 
     def _values(self, column: NonTensorStack) -> Any:
         if len(column.batch_size) != 1:
@@ -172,6 +201,7 @@ _PACKERS: dict[type, Callable[[Packing, Any], Any]] = {
     MemoryMappedTensor: Packing._tensor,
     ReadOnlyTensor: Packing._read_only_tensor,
     np.ndarray: Packing._array,
+    TensorColumns: Packing._columns,
     TensorDict: Packing._tensordict,
     LazyStackedTensorDict: Packing._tensordict,
     NonTensorStack: Packing._values,
@@ -184,6 +214,10 @@ def _is_plain(value: Any) -> bool:
     """Say whether a cell holds nothing to replace; most object columns are text or flat dicts, 100,000 of them."""
     kind = type(value)
     return kind in _ATOMS or (kind is dict and _ATOMS.issuperset(map(type, value.values())))
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
@@ -223,6 +257,11 @@ def _strided_nested(pieces: list[torch.Tensor]) -> torch.Tensor:
 
 def _tensordict(entries: dict[str, Any], batch_size: tuple[int, ...], device: str | None) -> TensorDict:
     return TensorDict(entries, batch_size=batch_size, device=None if device is None else Arrivals.device_here(device))
+
+
+def _columns(arrivals: Arrivals, entries: dict[str, Any], num_rows: int, device: str | None) -> TensorColumns:
+    columns = {name: arrivals.dense(*entry) if type(entry) is tuple else entry for name, entry in entries.items()}
+    return TensorColumns(columns, num_rows, None if device is None else Arrivals.device_here(device))
 
 
 def _values(column: np.ndarray) -> ValueStack:

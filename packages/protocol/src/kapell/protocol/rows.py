@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, Self
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
-from kapell.protocol.columns import cut, join, take
+from kapell.protocol.columns import cut, join, split, take
 from kapell.protocol.config import DataProtoConfig
 from kapell.protocol.container import BatchContainer
 from kapell.protocol.indexing import RowIndex, balanced_bounds, row_numbers
 from kapell.protocol.iteration import mini_batches
 from kapell.protocol.meta import MetaPolicy, merge_meta
+from kapell.protocol.tensor_columns import TensorColumns
 
 __all__ = ["RowOperations"]
 
@@ -52,6 +53,34 @@ class RowOperations(BatchContainer):
         starts = range(0, max(len(self), 1), split_size)
         return [self._cut(start, min(start + split_size, len(self))) for start in starts]
 
+    def split_at(self, bounds: Sequence[int]) -> list[Self]:
+        """Cut at all ``bounds`` (row numbers, not falling) at once: for many pieces much faster than `slice` for each.
+
+        The first bound is where the first piece begins, the last where the last one ends. Pieces share tensor memory
+        with this batch without autograd's knowledge: to be sent or read, not to be written to inside a graph.
+
+        >>> from kapell.protocol import DataProto
+        >>> batch = DataProto.from_dict(non_tensors={"n": [0, 1, 2]})
+        >>> [piece.non_tensor_batch["n"].tolist() for piece in batch.split_at([0, 2, 3])]
+        [[0, 1], [2]]
+        """
+        bounds = list(bounds)
+        if bounds != sorted(bounds) or (bounds and not 0 <= bounds[0] <= bounds[-1] <= len(self)):
+            raise ValueError(f"cannot cut {len(self)} rows at {bounds}; the bounds rise from 0 to the number of rows")
+        self.check_consistency()
+        tensors = {name: split(column, bounds) for name, column in self._entries().items()}
+        arrays = {name: split(column, bounds) for name, column in self.non_tensor_batch.items()}
+        by_piece = zip(_by_piece(tensors), _by_piece(arrays), pairwise(bounds), strict=False)
+        if type(self).__init__ is BatchContainer.__init__:
+            row_bytes = TensorColumns(self._entries(), len(self), None).weigh_rows()
+            pieces = [self._made(columns, others, end - start, row_bytes) for columns, others, (start, end) in by_piece]
+        else:
+            pieces = [self._rows_of(columns, others, end - start) for columns, others, (start, end) in by_piece]
+        if self._padded is not None:
+            for piece, padded in zip(pieces, split(self._padded, bounds), strict=True):
+                piece._padded = padded
+        return pieces
+
     @staticmethod
     def concat(data: Sequence[Any], policies: Mapping[str, MetaPolicy | str] | None = None) -> Any:
         """Join batches row after row.
@@ -61,21 +90,16 @@ class RowOperations(BatchContainer):
         """
         if not data:
             raise ValueError("there is nothing to concatenate: got no batches")
-        parts = [part for part in data if part.columns or len(part)] or list(data[:1])
-        _require_same_columns(parts)
-        first, rows = parts[0], sum(len(part) for part in parts)
-        tensors = first.batch is not None and {
-            name: join([part.batch.get(name) for part in parts], name) for name in list(first.batch.keys())
-        }
+        parts = [part for part in data if len(part) or part.columns] or list(data[:1])
+        first, rows = parts[0], sum(map(len, parts))
+        tables = [part._entries() for part in parts]
+        _require_same_columns(parts, tables)
+        tensors = {name: join([table[name] for table in tables], name) for name in tables[0]}
         arrays = {name: join([part.non_tensor_batch[name] for part in parts], name) for name in first.non_tensor_batch}
-        devices = {part.batch.device for part in parts if part.batch is not None}
-        joined = type(first)(
-            batch=TensorDict(tensors, [rows], device=devices.pop() if len(devices) == 1 else None)
-            if isinstance(tensors, dict)
-            else None,
-            non_tensor_batch=arrays,
-            meta_info=merge_meta([part.meta_info for part in data], policies),
-        )
+        joined = first._rows_of(tensors, arrays, rows)
+        if len({part._device for part in parts}) > 1:
+            joined.batch = TensorDict(tensors, [rows])
+        joined.meta_info = merge_meta([part.meta_info for part in data], policies)
         if any(part._padded is not None for part in parts):
             joined._padded = np.concatenate([part.padding_mask.numpy() for part in parts])
         return joined
@@ -141,7 +165,7 @@ class RowOperations(BatchContainer):
         return padded
 
     def _become(self, other: Self) -> None:
-        self.batch, self.non_tensor_batch, self._padded = other.batch, other.non_tensor_batch, other._padded
+        self._tensors, self.non_tensor_batch, self._padded = other._tensors, other.non_tensor_batch, other._padded
 
 
 def _no_rows(padding_size: int) -> np.ndarray:
@@ -150,11 +174,23 @@ def _no_rows(padding_size: int) -> np.ndarray:
     return np.empty(0, dtype=np.int64)
 
 
-def _require_same_columns(parts: Sequence[BatchContainer]) -> None:
-    expected = set(parts[0].columns)
-    for number, part in enumerate(parts):
+def _by_piece(columns: dict[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """For each piece its columns, from the pieces of each column; without end where there are no columns."""
+    if not columns:
+        return ({} for _ in count())
+    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+
+def _require_same_columns(parts: Sequence[BatchContainer], tables: Sequence[dict[str, Any]]) -> None:
+    first, first_table = parts[0], tables[0]
+    for number, (part, table) in enumerate(zip(parts, tables, strict=True)):
+        if table.keys() == first_table.keys() and part.non_tensor_batch.keys() == first.non_tensor_batch.keys():
+            if (part._tensors is None) != (first._tensors is None):
+                raise ValueError(f"cannot concatenate: part {number} and part 0 differ in having tensor columns")
+            continue
+        expected = set(first.columns)
         if difference := sorted(expected ^ set(part.columns)):
             has, lacks = (0, number) if difference[0] in expected else (number, 0)
             raise ValueError(f"cannot concatenate: part {has} has column {difference[0]!r}, part {lacks} has not")
-        if (part.batch is None) != (parts[0].batch is None):
-            raise ValueError(f"cannot concatenate: part {number} and part 0 differ in having tensor columns")
+        moved = sorted(set(table) ^ set(first_table))[0]
+        raise ValueError(f"cannot concatenate: column {moved!r} is a tensor in only one of part {number} and part 0")

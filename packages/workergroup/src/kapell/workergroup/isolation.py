@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -21,8 +22,9 @@ _IMMUTABLE = frozenset(
 def isolate(value: Any) -> Any:
     """A private copy of ``value``: writing to it changes nobody else's data.
 
-    Tensors and arrays are copied directly; everything else goes through pickle protocol 5, with out-of-band buffers
-    copied once. What pickle refuses, such as a closure, is copied as `copy.deepcopy` does it.
+    Tensors and arrays are copied directly, and so is what says itself how: a type's ``__kapell_private__(isolate)``
+    gives the copy. Everything else goes through pickle protocol 5, with out-of-band buffers copied once. What pickle
+    refuses, such as a closure, is copied as `copy.deepcopy` does it.
     """
     kind = type(value)
     if kind is list:
@@ -84,8 +86,15 @@ def _copy_tensor(tensor: Any) -> Any:
 
 
 def _copy_array(array: Any) -> Any:
-    # An object array holds references: its cells must be copied too.
-    return copy.deepcopy(array) if array.dtype.hasobject else array.copy()
+    if array.dtype != object:
+        return copy.deepcopy(array) if array.dtype.hasobject else array.copy()
+    # It holds references: its cells must be copied too. Not by an assignment, which would look into them.
+    cells = isolate(list(array.flat))
+    return sys.modules["numpy"].fromiter(cells, dtype=object, count=len(cells)).reshape(array.shape)
+
+
+def _copy_itself(value: Any) -> Any:
+    return value.__kapell_private__(isolate)
 
 
 # By name, since this package imports neither torch nor numpy.
@@ -93,7 +102,13 @@ _COPIERS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("torch", "Tensor"): _copy_tensor,
     ("numpy", "ndarray"): _copy_array,
 }
+_BY_TYPE: dict[type, Callable[[Any], Any] | None] = {}
 
 
 def _copier(kind: type) -> Callable[[Any], Any] | None:
-    return _COPIERS.get((kind.__module__, kind.__name__))
+    try:
+        return _BY_TYPE[kind]
+    except KeyError:
+        by_itself = _copy_itself if hasattr(kind, "__kapell_private__") else None
+        copier = _BY_TYPE[kind] = _COPIERS.get((kind.__module__, kind.__name__), by_itself)
+        return copier

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from kapell.decorators import is_future, nbytes_of
+from kapell.decorators import is_future, nbytes_of, splitter_of
 
 __all__ = ["size_of"]
 
@@ -33,4 +34,21 @@ def size_of(value: Any) -> int:
         for key, entry in value.items():
             return len(value) * (size_of(key) + size_of(entry))
         return 0
-    return 0 if is_future(value) else nbytes_of(value)
+    weigh = _WEIGHERS.get(kind)
+    if weigh is None:
+        weigh = _WEIGHERS[kind] = _weigher_of(value)
+    return weigh(value)
+
+
+def _weigher_of(value: Any) -> Callable[[Any], int]:
+    if is_future(value):
+        return _nothing
+    splitter = splitter_of(value)
+    return nbytes_of if splitter is None or splitter.nbytes is None else splitter.nbytes
+
+
+def _nothing(value: Any) -> int:
+    return 0
+
+
+_WEIGHERS: dict[type, Callable[[Any], int]] = {}  # by type, as the first value of it told

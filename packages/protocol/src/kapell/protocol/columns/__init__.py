@@ -3,7 +3,7 @@
 from kapell.protocol.columns.entries import ENTRIES
 from kapell.protocol.columns.equality import close, same
 from kapell.protocol.columns.jagged import from_rows, is_jagged, make_jagged, parts_of, ragged_dim
-from kapell.protocol.columns.numbers import NUMBERS
+from kapell.protocol.columns.numbers import NUMBERS, bytes_of_array
 from kapell.protocol.columns.objects import column_of_objects, flat_objects
 from kapell.protocol.columns.registry import (
     ColumnKind,
@@ -13,6 +13,7 @@ from kapell.protocol.columns.registry import (
     kind_of,
     num_bytes,
     num_rows,
+    split,
     take,
     use_kinds,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "ColumnKind",
     "ValueStack",
     "array_of",
+    "bytes_of_array",
     "cell",
     "close",
     "column_of_objects",
@@ -37,6 +39,7 @@ __all__ = [
     "parts_of",
     "ragged_dim",
     "same",
+    "split",
     "take",
 ]
 

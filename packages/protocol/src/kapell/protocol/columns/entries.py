@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ class _Values:
 
     def cut(self, column: NonTensorStack, start: int, stop: int) -> ValueStack:
         return ValueStack.of(array_of(column)[start:stop], device=column.device)
+
+    def split(self, column: NonTensorStack, bounds: Sequence[int]) -> Sequence[Any]:
+        return [self.cut(column, start, stop) for start, stop in pairwise(bounds)]
 
     def join(self, columns: Sequence[NonTensorStack | NonTensorData]) -> ValueStack:
         arrays = [_array_of_entry(column) for column in columns]
@@ -66,6 +70,9 @@ class _Shared:
     def cut(self, column: NonTensorData, start: int, stop: int) -> NonTensorData:
         return NonTensorData(column.data, batch_size=[stop - start])
 
+    def split(self, column: NonTensorData, bounds: Sequence[int]) -> Sequence[Any]:
+        return [self.cut(column, start, stop) for start, stop in pairwise(bounds)]
+
     def join(self, columns: Sequence[NonTensorData]) -> NonTensorData | ValueStack:
         if all(same(columns[0].data, column.data) for column in columns[1:]):
             return NonTensorData(columns[0].data, batch_size=[sum(column.batch_size[0] for column in columns)])
@@ -94,6 +101,9 @@ class _Table:
 
     def cut(self, column: TensorDictBase, start: int, stop: int) -> TensorDictBase:
         return self._of(column, {name: cut(entry, start, stop) for name, entry in column.items()}, stop - start)
+
+    def split(self, column: TensorDictBase, bounds: Sequence[int]) -> Sequence[Any]:
+        return [self.cut(column, start, stop) for start, stop in pairwise(bounds)]
 
     def join(self, columns: Sequence[TensorDictBase]) -> TensorDictBase:
         require_one("set of names", [sorted(column.keys()) for column in columns])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from kapell.protocol.columns.jagged import cut_jagged, is_jagged, join_jagged, t
 from kapell.protocol.columns.objects import flat_objects
 from kapell.protocol.columns.registry import ColumnKind, require_one
 
-__all__ = ["NUMBERS", "weight_of"]
+__all__ = ["NUMBERS", "bytes_of_array", "weight_of"]
 
 _SAMPLED_CELLS = 8  # object columns are weighed by a few cells: weighing all would cost more than sending them
+
+_ATOMS = frozenset({str, bytes, int, float, bool, complex, type(None)})
 
 # torch cannot gather or join every dtype (FP8, uint16); the same bits as integers always work.
 _SAME_SIZE_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -46,11 +49,26 @@ class _Dense:
     def cut(self, column: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         return column[start:stop]
 
+    def split(self, column: torch.Tensor, bounds: Sequence[int]) -> Sequence[torch.Tensor]:
+        if column.requires_grad or len(bounds) < 2:
+            return [column[start:stop] for start, stop in pairwise(bounds)]
+        # Views on the same memory; "unsafe" means that autograd is not told, which saves most of the time.
+        rows = column[bounds[0] : bounds[-1]]
+        return rows.unsafe_split_with_sizes([stop - start for start, stop in pairwise(bounds)])
+
     def join(self, columns: Sequence[torch.Tensor]) -> torch.Tensor:
+        if len({column.dtype for column in columns}) == 1:
+            dtype = columns[0].dtype
+            pieces = columns if dtype in _EVERYWHERE else [_bits(column) for column in columns]
+            try:
+                return torch.cat(list(pieces), dim=0).view(dtype)
+            except RuntimeError:  # of which the shapes or devices are the usual reason, and then said better below
+                require_one("device", [column.device for column in columns])
+                require_one("shape of a row", [tuple(column.shape[1:]) for column in columns])
+                raise
         require_one("shape of a row", [tuple(column.shape[1:]) for column in columns])
         require_one("dtype", [column.dtype for column in columns])
-        require_one("device", [column.device for column in columns])
-        return torch.cat([_bits(column) for column in columns], dim=0).view(columns[0].dtype)
+        raise AssertionError("pieces of several dtypes differ in dtype")
 
     def cell(self, column: torch.Tensor, row: int) -> torch.Tensor:
         return column[row]
@@ -73,6 +91,9 @@ class _Jagged:
 
     def cut(self, column: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         return cut_jagged(column, start, stop)
+
+    def split(self, column: torch.Tensor, bounds: Sequence[int]) -> Sequence[torch.Tensor]:
+        return [self.cut(column, start, stop) for start, stop in pairwise(bounds)]
 
     def join(self, columns: Sequence[torch.Tensor]) -> torch.Tensor:
         require_one("dtype", [column.dtype for column in columns])
@@ -104,6 +125,9 @@ class _StridedNested:
     def cut(self, column: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         return self.take(column, np.arange(start, stop))
 
+    def split(self, column: torch.Tensor, bounds: Sequence[int]) -> Sequence[torch.Tensor]:
+        return [self.cut(column, start, stop) for start, stop in pairwise(bounds)]
+
     def join(self, columns: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.nested.as_nested_tensor([piece for column in columns for piece in column.unbind()])
 
@@ -129,7 +153,12 @@ class _Array:
     def cut(self, column: np.ndarray, start: int, stop: int) -> np.ndarray:
         return column[start:stop]
 
+    def split(self, column: np.ndarray, bounds: Sequence[int]) -> Sequence[np.ndarray]:
+        return [column[start:stop] for start, stop in pairwise(bounds)]
+
     def join(self, columns: Sequence[np.ndarray]) -> np.ndarray:
+        if len({column.dtype for column in columns}) == 1 and len({column.shape[1:] for column in columns}) == 1:
+            return np.concatenate(columns, axis=0)
         if any(column.dtype == object for column in columns) and len({column.ndim for column in columns}) > 1:
             columns = [flat_objects(column) for column in columns]
         require_one("shape of a row", [column.shape[1:] for column in columns])
@@ -141,10 +170,18 @@ class _Array:
         return column[row]
 
     def num_bytes(self, column: np.ndarray) -> int:
-        if column.dtype != object or column.size == 0:
-            return column.nbytes
-        sample = column.ravel()[:: max(1, column.size // _SAMPLED_CELLS)][:_SAMPLED_CELLS]
-        return column.nbytes + sum(weight_of(cell) for cell in sample) * column.size // len(sample)
+        return bytes_of_array(column)
+
+
+def bytes_of_array(column: np.ndarray) -> int:
+    """Weigh an array: exact for numbers, estimated from a few cells for Python objects."""
+    size = column.size
+    if column.dtype.kind != "O" or size == 0:
+        return column.nbytes
+    flat = column if column.ndim == 1 else column.ravel()
+    sample = (flat if size <= _SAMPLED_CELLS else flat[:: size // _SAMPLED_CELLS][:_SAMPLED_CELLS]).tolist()
+    weigh = sys.getsizeof if _ATOMS.issuperset(map(type, sample)) else weight_of
+    return column.nbytes + sum(map(weigh, sample)) * size // len(sample)
 
 
 def weight_of(value: Any) -> int:

@@ -8,6 +8,7 @@ columns of a batch can be cut by different rules.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ __all__ = [
     "num_bytes",
     "num_rows",
     "require_one",
+    "split",
     "take",
     "use_kinds",
 ]
@@ -48,6 +50,10 @@ class ColumnKind(Protocol):
         """View a range of rows."""
         ...
 
+    def split(self, column: Any, bounds: Sequence[int]) -> Sequence[Any]:
+        """View the ranges between neighbouring bounds."""
+        ...
+
     def join(self, columns: Sequence[Any]) -> Any:
         """Join columns row after row."""
         ...
@@ -62,6 +68,7 @@ class ColumnKind(Protocol):
 
 
 _KINDS: list[ColumnKind] = []
+_ALWAYS: dict[type, ColumnKind] = {}  # types of which every value is of one kind, as far as they have been met
 
 # A dense piece is a jagged one whose rows happened to have equal lengths; a shared value is one for each row.
 _WIDER = {
@@ -73,12 +80,18 @@ _WIDER = {
 def use_kinds(kinds: Iterable[ColumnKind]) -> None:
     """Say which kinds there are; they are asked in this order."""
     _KINDS[:] = kinds
+    _ALWAYS.clear()
 
 
 def kind_of(column: Any) -> ColumnKind:
     """Find the kind of a column."""
+    kind = _ALWAYS.get(type(column))
+    if kind is not None:
+        return kind
     for kind in _KINDS:
         if kind.accepts(column):
+            if type(column) is np.ndarray:
+                _ALWAYS[np.ndarray] = kind
             return kind
     names = ", ".join(kind.name for kind in _KINDS)
     raise TypeError(f"{type(column).__name__} cannot be a column; columns are: {names}")
@@ -99,6 +112,11 @@ def cut(column: Any, start: int, stop: int) -> Any:
     return kind_of(column).cut(column, start, stop)
 
 
+def split(column: Any, bounds: Sequence[int]) -> Sequence[Any]:
+    """Cut at all ``bounds`` (row numbers, not falling), as `cut` does at two."""
+    return kind_of(column).split(column, bounds)
+
+
 def cell(column: Any, row: int) -> Any:
     """Read one row."""
     return kind_of(column).cell(column, row)
@@ -113,6 +131,11 @@ def join(columns: Sequence[Any], name: str) -> Any:
     """Join columns row after row. Pieces without rows don't take part unless all are so."""
     if len(columns) == 1:
         return columns[0]
+    kind = kind_of(columns[0])
+    types = set(map(type, columns))
+    if len(types) == 1 and (types <= _ALWAYS.keys() or all(map(kind.accepts, columns))):
+        with suppress(ValueError, TypeError):  # pieces that differ: perhaps only those without rows, else told below
+            return kind.join(columns)
     found = [(column, kind_of(column)) for column in columns]
     found = [(column, kind) for column, kind in found if kind.num_rows(column)] or found[:1]
     kinds = {kind.name: kind for _, kind in found}
