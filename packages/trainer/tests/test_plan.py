@@ -76,6 +76,7 @@ def test_columns_follow_the_algorithm():
         ["algorithm.adv_estimator=gae", *KL],
         [*OPENAI, *REWARD_MODEL],
         ["algorithm.adv_estimator=remax"],
+        ["actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.use_dynamic_bsz=true"],
         ["algorithm.adv_estimator=optimal_token_baseline", *CORRECTION],
     ],
 )

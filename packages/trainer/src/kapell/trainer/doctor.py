@@ -168,10 +168,13 @@ def _small(config: Config) -> Config:
         data=replace(config.data, train_batch_size=prompts),
         actor_rollout_ref=replace(
             policy,
-            actor=replace(policy.actor, ppo_mini_batch_size=min(policy.actor.ppo_mini_batch_size, prompts)),
+            # A model in parts needs processes of their own, and gives the same numbers as a whole one.
+            actor=replace(
+                policy.actor, ppo_mini_batch_size=min(policy.actor.ppo_mini_batch_size, prompts), strategy="ddp"
+            ),
             rollout=replace(policy.rollout, n=min(policy.rollout.n, _SAMPLES)),
         ),
-        critic=replace(config.critic, ppo_mini_batch_size=None),
+        critic=replace(config.critic, ppo_mini_batch_size=None, strategy="ddp"),
         trainer=replace(trainer, nnodes=1, n_gpus_per_node=min(trainer.n_gpus_per_node, _WORKERS), critic_warmup=0),
         backend=BackendConfig(name="local"),
     )
