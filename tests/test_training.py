@@ -92,6 +92,15 @@ def test_backend_and_number_of_workers_change_no_number(tmp_path, variant, refer
         assert numbers(record) == pytest.approx(numbers(expected), abs=1e-5, rel=1e-5)
 
 
+def test_models_in_parts_change_no_number(tmp_path, variant, reference, one_ray):
+    in_parts = ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2"]
+    records = run(tmp_path, *_SMALL, *variant, "backend=ray", "trainer.n_gpus_per_node=2", *in_parts)
+    assert len(records) == len(reference)
+    for record, expected in zip(records, reference, strict=True):
+        assert numbers(record) == pytest.approx(numbers(expected), abs=1e-5, rel=1e-5)
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
 def test_a_model_learns_to_reverse_digits_it_has_not_seen(tmp_path, estimator):
     records = run(

@@ -147,6 +147,11 @@ SCENARIOS = {
     "correction": CORRECTION,
     "checkpoints": ["trainer.save_freq=1", "trainer.keep_best=val/exact_match", "trainer.max_ckpt_to_keep=1"],
     "by tokens": ["algorithm.adv_estimator=gae", *KL, "actor_rollout_ref.actor.use_dynamic_bsz=true"],
+    "other optimizers": [
+        "algorithm.adv_estimator=gae",
+        "actor_rollout_ref.actor.optim.lr_scheduler_type=polynomial",
+        "critic.optim.lr_scheduler_type=polynomial",
+    ],
     "schedules": [
         "algorithm.adv_estimator=gae",
         "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",

@@ -18,13 +18,11 @@ from .config_models import (
     CriticConfig,
     CriticModelConfig,
     ModelConfig,
-    OptimConfig,
     PolicyLossConfig,
     RefConfig,
-    RolloutConfig,
-    RolloutServerConfig,
-    SamplingConfig,
 )
+from .config_optim import OptimConfig
+from .config_rollout import RolloutConfig, RolloutServerConfig, SamplingConfig
 
 __all__ = [
     "ActorConfig",

@@ -17,6 +17,7 @@ __all__ = [
     "Conditions",
     "Contains",
     "Given",
+    "Lacks",
     "Needs",
     "OptionOf",
     "Surroundings",
@@ -36,7 +37,7 @@ class Surroundings(Protocol):
         ...
 
     def options(self, key: str) -> Collection[str]:
-        """The options of the algorithm that the key names."""
+        """The options of the algorithm or optimizer that the key names."""
         ...
 
 
@@ -64,6 +65,19 @@ class Needs:
         if around.value(self.key) in self.values:
             return None
         return f"needs {around.full(self.key)}={' or '.join(_written(value) for value in self.values)}"
+
+
+@dataclass(frozen=True)
+class Lacks:
+    """Another key has none of these values."""
+
+    key: str
+    values: tuple[Any, ...]
+
+    def unmet(self, around: Surroundings) -> str | None:
+        """The value that it has."""
+        value = around.value(self.key)
+        return f"{around.full(self.key)} is {_written(value)}" if value in self.values else None
 
 
 @dataclass(frozen=True)
@@ -107,7 +121,7 @@ class Contains:
 
 @dataclass(frozen=True)
 class OptionOf:
-    """The algorithm that another key names has an option of this name."""
+    """The algorithm or optimizer that another key names has an option of this name."""
 
     key: str
     option: str

@@ -9,6 +9,7 @@ from typing import Any
 from .algorithms import get_advantage_estimator, get_policy_loss, options_of
 from .config import Config
 from .config_load import ResolvedConfig
+from .optimizers import optimizer_options
 
 __all__ = ["InactiveKey", "inactive_keys", "inactive_settings"]
 
@@ -64,7 +65,10 @@ class _Around:
         return _value(self.config, self.full(key))
 
     def options(self, key: str) -> Collection[str]:
-        return options_of(_ALGORITHMS[self.full(key)](self.value(key)))
+        name = self.full(key)
+        if name in _ALGORITHMS:
+            return options_of(_ALGORITHMS[name](self.value(key)))
+        return optimizer_options(_value(self.config, name.rpartition(".")[0]))
 
 
 def _inactive(config: Config, group: Any, prefix: str, outer: str | None = None) -> Iterator[tuple[str, str]]:

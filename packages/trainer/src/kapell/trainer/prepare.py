@@ -13,6 +13,7 @@ from .choices import check_algorithms
 from .config import Config
 from .data import PromptDataset, PromptLoader
 from .models import build_policy, build_value_model, load_config_of, new_model_config
+from .optimizers import check_optimizer
 from .reward_model import check_reward_model
 from .reward_terms import build_reward
 from .rows import PromptRow, read_rows
@@ -54,6 +55,7 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
     task's files are written into ``folder``.
     """
     check_algorithms(config)
+    _check_optimizers(config)
     data, model_folder = config.data, config.actor_rollout_ref.model.path
     if model_folder is not None:
         load_config_of(model_folder)  # a wrong path is the model's, before it is the tokenizer's
@@ -94,6 +96,17 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
         build_critic=critic,
         total_steps=total_steps,
     )
+
+
+def _check_optimizers(config: Config) -> None:
+    for key, optim in (
+        ("actor_rollout_ref.actor", config.actor_rollout_ref.actor.optim),
+        ("critic", config.critic.optim),
+    ):
+        try:
+            check_optimizer(optim)
+        except ValueError as error:
+            raise ValueError(f"{key}.optim: {error}") from None
 
 
 def _tokenizer(config: Config, rows: Sequence[PromptRow]) -> PreTrainedTokenizerBase:
