@@ -152,6 +152,11 @@ SCENARIOS = {
         "actor_rollout_ref.actor.optim.lr_scheduler_type=polynomial",
         "critic.optim.lr_scheduler_type=polynomial",
     ],
+    "adapters": [
+        "algorithm.adv_estimator=gae",
+        "actor_rollout_ref.model.lora_rank=1",
+        "critic.model.lora_rank=1",
+    ],
     "schedules": [
         "algorithm.adv_estimator=gae",
         "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",

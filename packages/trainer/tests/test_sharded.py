@@ -100,7 +100,9 @@ def be_rank(rank, port, folder):
     answer["held"] = sum(moment.to_local().numel() for moment in moments)
     state = engine.state_dict()
     saved = copy.deepcopy(state)  # the state of an optimizer is alive
-    engine.save_pretrained(folder, write=rank == 0)
+    weights = engine.model_state()
+    if rank == 0:
+        engine.model.save_pretrained(folder, state_dict=weights)
     resumed = TrainEngine(build_policy(MODEL, seed=4), OPTIM, strategy="fsdp2")
     resumed.load_state_dict(copy.deepcopy(saved))
     learn(engine, SHARES[rank], 2)

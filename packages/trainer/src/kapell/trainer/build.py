@@ -127,6 +127,7 @@ def worker_groups(
         pad_token_id=tokenizer.pad_token_id,
         tokenizer=tokenizer if config.actor_rollout_ref.rollout.stop else None,
         with_reference=config.use_reference,
+        build_reference=prepared.build_reference,
         total_steps=_optimizer_steps(prepared, _plan(actor, actor, sizes.actor)),
         torch_threads=threads,
         **_engine_options(actor, config.actor_rollout_ref.model),

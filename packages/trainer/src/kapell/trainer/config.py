@@ -20,6 +20,7 @@ from .config_models import (
     ModelConfig,
     PolicyLossConfig,
     RefConfig,
+    RefModelConfig,
 )
 from .config_optim import OptimConfig
 from .config_rollout import RolloutConfig, RolloutServerConfig, SamplingConfig
@@ -39,6 +40,7 @@ __all__ = [
     "OptimConfig",
     "PolicyLossConfig",
     "RefConfig",
+    "RefModelConfig",
     "RewardConfig",
     "RewardModelConfig",
     "RolloutConfig",

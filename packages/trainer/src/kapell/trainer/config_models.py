@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from .config_checks import require_positive
-from .config_conditions import AllOf, AnyOf, Conditions, Needs, OptionOf, Unset
+from .config_conditions import AllOf, AnyOf, Conditions, Lacks, Needs, OptionOf, Unset
 from .config_optim import OptimConfig
 from .config_rollout import ACTOR_TOKENS, LOG_PROB_TOKENS, RolloutConfig, set_or_inherited
 
@@ -18,7 +18,11 @@ __all__ = [
     "ModelConfig",
     "PolicyLossConfig",
     "RefConfig",
+    "RefModelConfig",
 ]
+
+
+_ADAPTER_CONDITIONS: Conditions = dict.fromkeys(("lora_alpha", "target_modules"), Lacks(".lora_rank", (0,)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +111,19 @@ class ActorConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RefModelConfig:
+    """Another model as the reference."""
+
+    path: str | None = None
+    """Folder with a Hugging Face causal language model with the policy's tokens. Null: the policy's starting point."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RefConfig:
     """The frozen reference model; it exists when a KL penalty asks for it."""
 
+    model: RefModelConfig = field(default_factory=RefModelConfig)
+    """Which model it is."""
     log_prob_micro_batch_size_per_gpu: int | None = None
     """Rows per forward pass. Null: ``rollout.log_prob_micro_batch_size_per_gpu``."""
     log_prob_use_dynamic_bsz: bool | None = None
@@ -151,13 +165,21 @@ class ModelConfig:
     Weights, gradients, the optimizer's moments, log-probabilities and losses are float32 in any case."""
     enable_gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass, in place of keeping its activations: less memory, more time."""
+    lora_rank: int = 0
+    """Train a low-rank adapter (LoRA) of this rank, and not the weights. 0: the weights. Needs the extra ``lora``."""
+    lora_alpha: int = 16
+    """Its scale, times the rank."""
+    target_modules: Any = "all-linear"
+    """The modules that get one: a list of names, a regular expression, or ``all-linear``."""
 
-    active_if: ClassVar[Conditions] = dict.fromkeys(
-        ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"), Unset(".path")
-    )
+    active_if: ClassVar[Conditions] = {
+        **dict.fromkeys(("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"), Unset(".path")),
+        **_ADAPTER_CONDITIONS,
+    }
 
     def __post_init__(self) -> None:
         require_positive(self, "hidden_size", "num_hidden_layers", "num_attention_heads")
+        _check_adapter(self)
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size} and "
@@ -193,6 +215,17 @@ class CriticModelConfig:
     """In what its matrix products are computed; see the policy's."""
     enable_gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass, in place of keeping its activations."""
+    lora_rank: int = 0
+    """Train a low-rank adapter (LoRA) of this rank, and not the weights. 0: the weights. Needs the extra ``lora``."""
+    lora_alpha: int = 16
+    """Its scale, times the rank."""
+    target_modules: Any = "all-linear"
+    """The modules that get one: a list of names, a regular expression, or ``all-linear``."""
+
+    active_if: ClassVar[Conditions] = _ADAPTER_CONDITIONS
+
+    def __post_init__(self) -> None:
+        _check_adapter(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,3 +276,12 @@ class CriticConfig:
         require_positive(self, "ppo_epochs", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu")
         require_positive(self, "ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu")
         require_positive(self, "forward_micro_batch_size_per_gpu", "cliprange_value", "grad_clip")
+
+
+def _check_adapter(model: ModelConfig | CriticModelConfig) -> None:
+    if model.lora_rank < 0:
+        raise ValueError(f"lora_rank must not be negative, got {model.lora_rank}")
+    require_positive(model, "lora_alpha")
+    targets = model.target_modules
+    if not isinstance(targets, str) and not (isinstance(targets, list) and all(isinstance(x, str) for x in targets)):
+        raise ValueError(f"target_modules must be a text or a list of texts, got {targets!r}")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -133,11 +132,9 @@ class TrainEngine:
         self._parallel.place(model)
         return model
 
-    def save_pretrained(self, folder: str | Path, *, write: bool = True) -> None:
-        """Write the model in Hugging Face format. Every rank must call it, and one must ``write``."""
-        state = dict(self._parallel.gathered(self.model.state_dict()))
-        if write:
-            self.model.save_pretrained(folder, state_dict=state)
+    def model_state(self) -> dict[str, Tensor]:
+        """All weights by name, whole, whatever the strategy. Every rank must call it."""
+        return dict(self._parallel.gathered(self.model.state_dict()))
 
     def _rows(self, columns: Columns, micro_batches: MicroBatches | None) -> list[list[int]]:
         sizes = micro_batches or MicroBatches()
@@ -147,7 +144,7 @@ class TrainEngine:
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer and schedule, for a checkpoint: whole, whatever the strategy. Every rank must call it."""
         return {
-            "model": self._parallel.gathered(self.model.state_dict()),
+            "model": self.model_state(),
             "optimizer": self._parallel.gathered(self.optimizer.state_dict()),
             "scheduler": self.scheduler.state_dict(),
         }

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
 from .checkpoint import CheckpointStore, check_checkpoint
+from .lora import read_adapted, save_adapted
 from .role_checkpoint import HUGGINGFACE
 from .run_checkpoint import POLICY
 from .state_files import CheckpointError, read_state
@@ -39,11 +40,15 @@ def export_model(run: str | Path, folder: str | Path, *, step: str | None = None
     config = AutoConfig.from_pretrained(checkpoint / role / HUGGINGFACE, local_files_only=True)
     dtype = next(weight.dtype for weight in weights.values() if weight.is_floating_point())
     model = ROLES[role].from_config(config, dtype=dtype)
+    adapted = read_adapted(model, checkpoint / role / HUGGINGFACE)
     try:
-        model.load_state_dict(weights)
+        (adapted or model).load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(checkpoint / role, f"its weights are not those of its configuration: {error}") from error
-    model.save_pretrained(target)
+    if adapted:
+        save_adapted(adapted, target)
+    else:
+        model.save_pretrained(target)
     load_tokenizer(checkpoint / POLICY / HUGGINGFACE).save_pretrained(target)
     return checkpoint
 

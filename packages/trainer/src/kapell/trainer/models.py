@@ -23,6 +23,7 @@ __all__ = [
     "allow_recomputation",
     "build_policy",
     "build_value_model",
+    "drawn_from",
     "load_config_of",
     "new_model_config",
     "recompute_activations",
@@ -96,9 +97,16 @@ def build_value_model(config: PreTrainedConfig, *, folder: str | Path | None = N
     return _build(AutoModelForTokenClassification, type(config).from_dict(fields), folder, seed)
 
 
-def _build(auto_class: Any, config: PreTrainedConfig, folder: str | Path | None, seed: int) -> PreTrainedModel:
+@contextmanager
+def drawn_from(seed: int) -> Generator[None]:
+    """Within the block torch's global generator starts from ``seed``; afterwards it is as it was."""
     with _global_generator, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        yield
+
+
+def _build(auto_class: Any, config: PreTrainedConfig, folder: str | Path | None, seed: int) -> PreTrainedModel:
+    with drawn_from(seed):
         if folder is None:
             model = auto_class.from_config(config, dtype=torch.float32)
         else:

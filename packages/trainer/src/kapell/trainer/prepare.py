@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .choices import check_algorithms
-from .config import Config
+from .config import Config, CriticModelConfig, ModelConfig
 from .data import PromptDataset, PromptLoader
+from .lora import Adapter, build_with_adapter
 from .models import build_policy, build_value_model, load_config_of, new_model_config
 from .optimizers import check_optimizer
 from .reward_model import check_reward_model
@@ -44,6 +46,8 @@ class Prepared:
     """Makes the policy, in each worker."""
     build_critic: Callable[[], PreTrainedModel]
     """Makes the value model, in each worker."""
+    build_reference: Callable[[], PreTrainedModel] | None
+    """Makes the reference, where it is another model than the policy's starting point."""
     total_steps: int
     """Steps of the run."""
 
@@ -94,6 +98,7 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
         scorer=Scorer(reward=build_reward(config.reward, sources), tokenizer=tokenizer),
         build_policy=policy,
         build_critic=critic,
+        build_reference=_reference_builder(config, tokenizer),
         total_steps=total_steps,
     )
 
@@ -133,13 +138,40 @@ def _model_builders(
         )
     else:
         hf_config = load_config_of(model.path, model.override_config)
-        if len(tokenizer) > hf_config.vocab_size:
-            raise ValueError(
-                f"the tokenizer has {len(tokenizer)} tokens, the model in {model.path} only {hf_config.vocab_size}"
-            )
+        _check_vocabulary(hf_config, tokenizer, model.path)
     seed, critic_path = config.trainer.seed, config.critic.model.path
     critic_config = load_config_of(critic_path) if critic_path else hf_config
+    policy = partial(build_policy, hf_config, folder=model.path, seed=seed)
+    critic = partial(build_value_model, critic_config, folder=critic_path or model.path, seed=seed + 1)
     return (
-        partial(build_policy, hf_config, folder=model.path, seed=seed),
-        partial(build_value_model, critic_config, folder=critic_path or model.path, seed=seed + 1),
+        _with_adapter(policy, model, "CAUSAL_LM", seed),
+        _with_adapter(critic, config.critic.model, "TOKEN_CLS", seed + 1),
     )
+
+
+def _with_adapter(
+    build: Callable[[], PreTrainedModel],
+    model: ModelConfig | CriticModelConfig,
+    task_type: Literal["CAUSAL_LM", "TOKEN_CLS"],
+    seed: int,
+) -> Callable[[], PreTrainedModel]:
+    if not model.lora_rank:
+        return build
+    adapter = Adapter(
+        rank=model.lora_rank, alpha=model.lora_alpha, target_modules=model.target_modules, task_type=task_type
+    )
+    return partial(build_with_adapter, build, adapter, seed=seed)
+
+
+def _reference_builder(config: Config, tokenizer: PreTrainedTokenizerBase) -> Callable[[], PreTrainedModel] | None:
+    path = config.actor_rollout_ref.ref.model.path
+    if path is None or not config.use_reference:
+        return None
+    hf_config = load_config_of(path)
+    _check_vocabulary(hf_config, tokenizer, path)
+    return partial(build_policy, hf_config, folder=path)
+
+
+def _check_vocabulary(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, folder: str) -> None:
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model in {folder} only {config.vocab_size}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from .durable_files import FileRecord, file_record, sync
 from .engine import TrainEngine
+from .lora import save_adapter_config
 from .random_states import random_states, set_random_states
 from .state_files import CheckpointError, read_state, write_state
 
@@ -30,6 +31,7 @@ def save_role(folder: str | Path, engine: TrainEngine, extra: Mapping[str, Any],
         records |= write_state(path, "model", state.pop("model"))
         records |= write_state(path, "optimizer", {**state, "extra": dict(extra)})
         engine.model.config.save_pretrained(path / HUGGINGFACE)
+        save_adapter_config(engine.model, path / HUGGINGFACE)
         records |= folder_records(path, HUGGINGFACE)
     return records
 

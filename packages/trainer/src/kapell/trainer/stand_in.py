@@ -22,6 +22,7 @@ from .config import (
     CriticModelConfig,
     DataConfig,
     ModelConfig,
+    RefModelConfig,
     RewardConfig,
     RewardModelConfig,
     TrainerConfig,
@@ -87,7 +88,11 @@ def _small(config: Config, folder: Path) -> Config:
         config,
         data=DataConfig(train_files=[str(_write_prompts(folder))], train_batch_size=_PROMPTS, max_response_length=4),
         actor_rollout_ref=replace(
-            policy, model=_MODEL, actor=actor, rollout=replace(policy.rollout, n=min(policy.rollout.n, 2))
+            policy,
+            model=_MODEL,
+            ref=replace(policy.ref, model=RefModelConfig()),
+            actor=actor,
+            rollout=replace(policy.rollout, n=min(policy.rollout.n, 2)),
         ),
         critic=replace(
             config.critic, model=CriticModelConfig(), ppo_epochs=1, ppo_mini_batch_size=None, strategy="ddp"

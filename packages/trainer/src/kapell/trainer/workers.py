@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from .config import OptimConfig
 from .durable_files import FileRecord
 from .engine import TrainEngine
 from .forward import MODEL_COLUMNS, Columns, policy_forward, value_forward
+from .lora import has_adapter, save_adapted, without_adapter
 from .micro_batches import MicroBatches
 from .objectives import PolicyObjective, ValueObjective
 from .role_checkpoint import load_role, save_role
@@ -55,6 +57,7 @@ class TrainWorker(Worker):
             join_process_group(**place)
         else:
             collective = join_collective(self.role, **place)
+        self._build_model = build_model
         self.engine = TrainEngine(build_model(), optim, strategy=strategy, collective=collective, **engine_options)
 
     @register(Dispatch.DP_COMPUTE_PROTO, collect=Reduction.LIST)
@@ -80,8 +83,16 @@ class TrainWorker(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def save_model(self, folder: str | Path) -> None:
-        """Write the model in Hugging Face format, by rank 0."""
-        self.engine.save_pretrained(folder, write=self.rank == 0)
+        """Write the model in Hugging Face format, by rank 0; of one with an adapter, the sum and the adapter alone."""
+        state = self.engine.model_state()
+        if self.rank != 0:
+            return
+        if has_adapter(self.engine.model):
+            copy = self._build_model()
+            copy.load_state_dict(state)
+            save_adapted(copy, folder)
+        else:
+            self.engine.model.save_pretrained(folder, state_dict=state)
 
     @register(Dispatch.ONE_TO_ALL, collect=Reduction.LIST)
     def save_checkpoint(self, folder: str) -> dict[str, FileRecord]:
@@ -102,9 +113,10 @@ class TrainWorker(Worker):
 
 
 class ActorRolloutRefWorker(TrainWorker):
-    """The policy in its three roles, on one copy of the weights; the reference is a second, frozen copy.
+    """The policy in its three roles, on one copy of the weights.
 
-    ``tokenizer`` is needed for stop strings only.
+    The reference is the model of ``build_reference``, or else the policy as it was: without its adapter, or a second,
+    frozen copy of one that has none. ``tokenizer`` is needed for stop strings only.
     """
 
     role = "actor"
@@ -118,11 +130,12 @@ class ActorRolloutRefWorker(TrainWorker):
         pad_token_id: int,
         tokenizer: PreTrainedTokenizerBase | None = None,
         with_reference: bool = False,
+        build_reference: Callable[[], PreTrainedModel] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(build_model, optim, **options)
         self._rollout: RolloutEngine = SamplerEngine(self.engine.model, tuple(eos_token_ids), pad_token_id, tokenizer)
-        self._reference = self.engine.place(build_model().requires_grad_(False)) if with_reference else None
+        self._reference = self._make_reference(build_reference) if with_reference else None
         self._version = 0
 
     @register(
@@ -193,13 +206,15 @@ class ActorRolloutRefWorker(TrainWorker):
         """Log-probabilities of the responses under the frozen reference."""
         if self._reference is None:
             raise RuntimeError("this worker has no reference model; build it with with_reference=True")
-        made = self.engine.evaluate(
-            _tensors(batch),
-            lambda model, micro: {"ref_log_prob": policy_forward(model, micro, temperature=temperature).log_probs},
-            names=("ref_log_prob",),
-            micro_batches=micro_batches,
-            model=self._reference,
-        )
+        own = self._reference is self.engine.model
+        with without_adapter(self.engine.model) if own else nullcontext():
+            made = self.engine.evaluate(
+                _tensors(batch),
+                lambda model, micro: {"ref_log_prob": policy_forward(model, micro, temperature=temperature).log_probs},
+                names=("ref_log_prob",),
+                micro_batches=micro_batches,
+                model=self._reference,
+            )
         return DataProto.from_dict(tensors=made)
 
     @register(Dispatch.ONE_TO_ALL, collect=Reduction.FIRST)
@@ -207,6 +222,11 @@ class ActorRolloutRefWorker(TrainWorker):
         """Move the weights, which makes a new policy version. Returns ``grad_norm``, before clipping, and ``lr``."""
         self._version += 1
         return self.engine.step()
+
+    def _make_reference(self, build: Callable[[], PreTrainedModel] | None) -> PreTrainedModel:
+        if build is None and has_adapter(self.engine.model):
+            return self.engine.model
+        return self.engine.place((build or self._build_model)().requires_grad_(False))
 
     def extra_state(self) -> dict[str, Any]:
         """The policy's version."""

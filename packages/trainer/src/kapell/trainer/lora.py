@@ -1,0 +1,97 @@
+"""Low-rank adapters (LoRA) through `peft`, an extra of this package: they alone are trained."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedModel
+
+from .models import drawn_from
+
+__all__ = [
+    "ADAPTER",
+    "Adapter",
+    "build_with_adapter",
+    "has_adapter",
+    "read_adapted",
+    "save_adapted",
+    "save_adapter_config",
+    "without_adapter",
+]
+
+ADAPTER = "lora_adapter"
+"""Folder, in that of a saved model, with the adapter alone, which ``peft.PeftModel.from_pretrained`` reads."""
+
+_HEADS = ["classifier", "score"]  # of a value model; they are new, so peft trains them whole
+_ADAPTER_CONFIG = "adapter_config.json"  # peft's name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """The shape of an adapter: W becomes W + alpha/rank B A, with A and B of that rank (2106.09685)."""
+
+    rank: int
+    """Rank of the change to a weight."""
+    alpha: int = 16
+    """Its scale, times rank."""
+    target_modules: str | Sequence[str] = "all-linear"
+    """Which modules: names, a regular expression, or all linear ones but for the output's."""
+    task_type: Literal["CAUSAL_LM", "TOKEN_CLS"] = "CAUSAL_LM"
+    """What the model is; the head of a value model (``TOKEN_CLS``) is trained whole."""
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("peft") is None:
+            raise ValueError('lora_rank > 0 needs peft; run: pip install "kapell-trainer[lora]"')
+
+
+def build_with_adapter(build: Callable[[], PreTrainedModel], adapter: Adapter, *, seed: int) -> Any:
+    """The model that ``build`` makes, frozen, with an adapter that changes nothing yet, its A drawn from ``seed``."""
+    peft = importlib.import_module("peft")
+    targets = adapter.target_modules
+    config = peft.LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=0.0,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        exclude_modules=_HEADS if adapter.task_type == "TOKEN_CLS" else None,
+        task_type=adapter.task_type,
+    )
+    model = build()
+    with drawn_from(seed):
+        return peft.get_peft_model(model, config).eval()
+
+
+def has_adapter(model: PreTrainedModel) -> bool:
+    """Whether a model was made by `build_with_adapter`."""
+    return hasattr(model, "disable_adapter")
+
+
+def without_adapter(model: PreTrainedModel) -> AbstractContextManager[Any]:
+    """Within the block the model is the one that it was before training; does nothing for one without an adapter."""
+    return model.disable_adapter() if has_adapter(model) else nullcontext()  # ty: ignore[not-callable]
+
+
+def save_adapted(model: Any, folder: str | Path) -> None:
+    """Write the adapter alone, and the model with the adapter's change added; ``model`` is of no use afterwards."""
+    model.save_pretrained(Path(folder) / ADAPTER, save_embedding_layers=False)  # else it asks the model hub
+    model.merge_and_unload().save_pretrained(folder)
+
+
+def save_adapter_config(model: Any, folder: str | Path) -> None:
+    """Write how the adapter is made, so that `read_adapted` can make it again; nothing for a model without one."""
+    if has_adapter(model):
+        model.peft_config["default"].save_pretrained(folder)
+
+
+def read_adapted(model: PreTrainedModel, folder: str | Path) -> Any:
+    """The model with a new adapter of the kind that `save_adapter_config` wrote; None where it wrote nothing."""
+    if not (Path(folder) / _ADAPTER_CONFIG).is_file():
+        return None
+    peft = importlib.import_module("peft")
+    return peft.get_peft_model(model, peft.PeftConfig.from_pretrained(str(folder)))
