@@ -104,6 +104,41 @@ def test_wandb_gets_a_run_with_its_configuration(monkeypatch, tmp_path):
     assert wandb.of("finish") == [((), {"exit_code": 0})]
 
 
+def test_tensorboard_shows_each_number_once_after_a_run_has_gone_on_from_a_checkpoint(tmp_path):
+    (first,) = build_loggers(["tensorboard"], tmp_path, project="p", experiment="e", config={})
+    first.on_start(4)
+    for step in (1, 2, 3):
+        first.on_metrics(step, {"a": step / 2})
+    first.on_end(SUMMARY)  # a killed run may have written as much
+    (again,) = build_loggers(["tensorboard"], tmp_path, project="p", experiment="e", config={})
+    again.on_rewind(2)
+    again.on_start(4)
+    for step in (2, 3, 4):
+        again.on_metrics(step, {"a": step / 2})
+    again.on_end(SUMMARY)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("a")] == [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "key"),
+    [("wandb", "init", "id"), ("mlflow", "start_run", "run_id"), ("trackio", "init", "resume")],
+)
+def test_a_resumed_run_goes_on_in_the_tracker(monkeypatch, tmp_path, name, begin, key):
+    logger, tracker = logger_with(monkeypatch, tmp_path, name)
+    tracker.id = tracker.run_id = "allow"  # what trackio is told
+    tracker.info = tracker
+    run(logger)
+    assert key not in tracker.of(begin)[0][1]
+    again, _ = logger_with(monkeypatch, tmp_path, name)
+    tracker = sys.modules[name]
+    again.on_rewind(1)
+    run(again)
+    assert tracker.of(begin)[0][1][key] == "allow"
+    assert not tracker.of("log_params")
+
+
 def test_mlflow_gets_names_and_values_that_it_takes(monkeypatch, tmp_path):
     logger, mlflow = logger_with(monkeypatch, tmp_path, "mlflow")
     run(logger)

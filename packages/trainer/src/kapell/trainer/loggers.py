@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .durable_files import replace_text
 from .hooks import Hook, RunSummary
 
 __all__ = [
@@ -62,6 +63,7 @@ class TrackerLogger(Hook):
     """What the trackers have in common; a tracker says how to begin, to log and to end.
 
     Nothing is begun before the run starts, so that a tracker that cannot be reached is reported like any failing hook.
+    A run that goes on from a checkpoint goes on in the tracker too, which may get some steps twice, with equal numbers.
     """
 
     name = ""
@@ -74,10 +76,26 @@ class TrackerLogger(Hook):
         self._project = project
         self._experiment = experiment
         self._config = dict(config)
+        self._rewound_to: int | None = None
         try:
             self._tracker: Any = importlib.import_module(self.module)
         except ImportError as error:
             raise MissingLoggerError(self.name) from error
+
+    def on_rewind(self, step: int) -> None:
+        """Go on with the tracker's run of before."""
+        self._rewound_to = step
+
+    def _run_before(self) -> str | None:
+        """The tracker's name for the run that is gone on with; None for a new one."""
+        path = self._run_file()
+        return path.read_text(encoding="utf-8") if self._rewound_to is not None and path.exists() else None
+
+    def _remember_run(self, run: str) -> None:
+        replace_text(self._run_file(), run)
+
+    def _run_file(self) -> Path:
+        return self._folder / f"{self.name}_run.txt"
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the step's numbers."""
@@ -94,7 +112,8 @@ class TensorBoardLogger(TrackerLogger):
 
     def on_start(self, total_steps: int) -> None:
         """Open the event file and note the configuration."""
-        self._writer = self._tracker.SummaryWriter(str(self._folder / "tensorboard"))
+        # TensorBoard leaves out the numbers, though not the texts, that earlier files hold of this and of later steps.
+        self._writer = self._tracker.SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._rewound_to)
         rows = [f"| `{key}` | {_cell(value)} |" for key, value in self._config.items()]
         self._writer.add_text("config", "\n".join(["| key | value |", "|---|---|", *rows]), 0)
 
@@ -120,9 +139,12 @@ class WandbLogger(TrackerLogger):
 
     def on_start(self, total_steps: int) -> None:
         """Begin a run."""
+        before = self._run_before()
+        resume = {} if before is None else {"id": before, "resume": "allow"}
         self._run = self._tracker.init(
-            project=self._project, name=self._experiment, config=self._config, dir=str(self._folder)
+            project=self._project, name=self._experiment, config=self._config, dir=str(self._folder), **resume
         )
+        self._remember_run(str(self._run.id))
 
     def _log(self, numbers: dict[str, float], step: int) -> None:
         self._run.log(numbers, step=step)
@@ -145,7 +167,8 @@ class TrackioLogger(TrackerLogger):
 
     def on_start(self, total_steps: int) -> None:
         """Begin a run."""
-        self._tracker.init(project=self._project, name=self._experiment, config=self._config)
+        resume = {} if self._rewound_to is None else {"resume": "allow"}  # by its name
+        self._tracker.init(project=self._project, name=self._experiment, config=self._config, **resume)
 
     def _log(self, numbers: dict[str, float], step: int) -> None:
         self._tracker.log(numbers, step=step)
@@ -163,7 +186,11 @@ class MLflowLogger(TrackerLogger):
     def on_start(self, total_steps: int) -> None:
         """Begin a run."""
         self._tracker.set_experiment(self._project)
-        self._tracker.start_run(run_name=self._experiment)
+        if (before := self._run_before()) is not None:
+            self._tracker.start_run(run_id=before)  # whose parameters cannot change any more
+            return
+        run = self._tracker.start_run(run_name=self._experiment)
+        self._remember_run(str(run.info.run_id))
         self._tracker.log_params({key: str(value)[:500] for key, value in self._config.items()})
 
     def _log(self, numbers: dict[str, float], step: int) -> None:

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["random_states", "set_random_states"]
+__all__ = ["random_states", "seed_generators", "set_random_states"]
+
+
+def seed_generators(seed: int) -> None:
+    """Begin all of them at a place that follows from the seed."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def random_states() -> dict[str, Any]:

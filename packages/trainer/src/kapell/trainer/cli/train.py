@@ -58,9 +58,11 @@ def _run(resolved: ResolvedConfig, folder: Path, resume: Resume, console: Consol
         from ..display import LiveDisplay
         from ..generations import GenerationFiles
         from ..loggers import build_loggers
+        from ..random_states import seed_generators
         from ..run_folder import RunFiles
 
         torch.set_num_threads(config.trainer.torch_threads)
+        seed_generators(config.trainer.seed)  # a reward of the user's own may draw from them
         with user_mistakes():
             trackers = build_loggers(
                 config.trainer.logger,
