@@ -1,8 +1,10 @@
 """Two processes that hold one model in parts (FSDP2 over gloo), beside one that holds it whole."""
 
 import copy
+import importlib.util
 import multiprocessing
 import socket
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from kapell.trainer.collective import join_collective, join_process_group
 from kapell.trainer.config import OptimConfig
 from kapell.trainer.engine import TrainEngine
 from kapell.trainer.forward import policy_forward
+from kapell.trainer.lora import Adapter, build_with_adapter
 from kapell.trainer.micro_batches import MicroBatches
 from kapell.trainer.models import build_policy, new_model_config
 from kapell.trainer.objectives import PolicyObjective
@@ -26,6 +29,10 @@ SHARES = (slice(0, 4), slice(4, 5))  # so that one rank has more micro-batches t
 OBJECTIVE = PolicyObjective(options={"clip_ratio": 0.2}, entropy_coeff=0.01)
 MODEL = new_model_config(build_character_tokenizer("0123456789"), hidden_size=32, max_length=24)
 OPTIM = OptimConfig(lr=1e-2, eps=1e-5)
+
+
+def adapted_policy():
+    return build_with_adapter(partial(build_policy, MODEL, seed=3), Adapter(rank=2), seed=1)
 
 
 def columns_of():
@@ -114,6 +121,10 @@ def be_rank(rank, port, folder):
     copies = TrainEngine(build_policy(MODEL, seed=4), OPTIM, collective=join_collective("actor", **place))
     copies.load_state_dict(copy.deepcopy(saved))
     learn(copies, SHARES[rank], 2)
+    if importlib.util.find_spec("peft"):
+        adapted = TrainEngine(adapted_policy(), OPTIM, strategy="fsdp2", gradient_checkpointing=True)
+        answer["adapter_reports"] = learn(adapted, SHARES[rank], 2)
+        answer["adapter"] = adapted.model_state()
     whole = engine.state_dict()["model"]
     answer["as_copies"] = max((whole[name] - value).abs().max() for name, value in copies.model.state_dict().items())
     torch.save({**answer, "state": saved["model"]}, folder / f"{rank}.pt")
@@ -197,3 +208,14 @@ def test_the_saved_model_loads_whole(ranks, alone):
     assert loaded.config.architectures == ["GPT2LMHeadModel"]
     for name, value in alone[0].model.state_dict().items():
         assert torch.allclose(loaded.state_dict()[name], value, atol=1e-5)
+
+
+def test_adapters_and_activations_computed_again_work_in_parts(ranks):
+    pytest.importorskip("peft")
+    (first, second), _ = ranks
+    engine = TrainEngine(adapted_policy(), OPTIM)
+    for (_, moved), (_, expected) in zip(first["adapter_reports"], learn(engine, slice(None), 1), strict=True):
+        assert moved == pytest.approx(expected, abs=1e-5)
+    for name, value in engine.model.state_dict().items():
+        assert torch.allclose(first["adapter"][name], value, atol=1e-5), name
+        assert torch.equal(first["adapter"][name], second["adapter"][name])

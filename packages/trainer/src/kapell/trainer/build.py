@@ -260,7 +260,6 @@ def build_stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: 
         adv_estimator=algorithm.adv_estimator,
         adv_options=advantage_options(config, [term.weight for term in prepared.scorer.reward.terms]),
         with_sum_pi_squared=estimator_reads(config, "sum_pi_squared"),
-        whiten_mini_batches=algorithm.norm_scope == NormScope.MINI_BATCH,
         correction=algorithm.rollout_correction,
         policy_objective=PolicyObjective(
             loss_mode=actor.policy_loss.loss_mode,
@@ -272,13 +271,17 @@ def build_stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: 
             kl_kind=actor.kl_loss_type,
             max_response_length=length,
         ),
-        policy_plan=_plan(actor, actor, sizes.actor),
+        policy_plan=replace(
+            _plan(actor, actor, sizes.actor),
+            balance=config.trainer.balance_batch,
+            whiten_advantages=algorithm.norm_scope == NormScope.MINI_BATCH,
+        ),
         value_objective=ValueObjective(
             cliprange_value=config.critic.cliprange_value,
             loss_agg_mode=config.critic.loss_agg_mode,
             max_response_length=length,
         ),
-        value_plan=_plan(config.critic, actor, sizes.critic),
+        value_plan=replace(_plan(config.critic, actor, sizes.critic), balance=config.trainer.balance_batch),
         use_reference=config.use_reference,
         kl_in_reward=_kl_controller(algorithm.kl_ctrl) if algorithm.use_kl_in_reward else None,
         kl_penalty=algorithm.kl_penalty,

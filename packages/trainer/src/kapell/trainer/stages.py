@@ -17,7 +17,6 @@ from kapell.protocol import DataProto
 from kapell.workergroup import WorkerGroup
 
 from .algorithms import (
-    BatchTotals,
     KLController,
     Metric,
     columns_of,
@@ -25,10 +24,8 @@ from .algorithms import (
     correct_rollout,
     get_advantage_estimator,
     kl_penalized_rewards,
-    masked_whiten,
-    merge_metrics,
 )
-from .balance import balanced_call, balanced_order
+from .balance import balanced_call
 from .config import RolloutCorrectionConfig
 from .metrics import add_metrics, metrics_of
 from .micro_batches import MicroBatches
@@ -37,7 +34,7 @@ from .sampler import Sampling
 from .scoring import Scorer
 from .served_rollout import ServedRollout
 from .stage import stage
-from .updates import UpdatePlan, mini_batches
+from .updates import UpdatePlan, learn
 
 __all__ = ["Stages"]
 
@@ -68,8 +65,6 @@ class Stages:
     """Its options, such as ``gamma``."""
     with_sum_pi_squared: bool = False
     """Whether the estimator reads ``sum_pi_squared``, which the pass for the old log-probabilities then makes."""
-    whiten_mini_batches: bool = False
-    """Scale the advantages of each mini-batch to mean 0 and unit spread over its tokens."""
     correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
     """What is done about the gap between the sampler and the policy that is trained."""
     policy_objective: PolicyObjective
@@ -93,7 +88,7 @@ class Stages:
     value_micro_batches: MicroBatches = field(default_factory=MicroBatches)
     """What goes through the critic at once for values, on each worker."""
     balance_batch: bool = True
-    """Whether workers get rows with as many tokens in all as the others."""
+    """Whether workers get rows with as many tokens in all as the others when these are evaluated."""
     critic_warmup: int = 0
     """First steps in which the actor does not learn."""
     seed: int = 1
@@ -241,14 +236,14 @@ class Stages:
     def update_critic(self, batch: DataProto, step: int) -> DataProto:
         """Move the critic towards the returns."""
         critic, plan = self._critic_and_plan()
-        return self._update(critic, batch, self.value_objective, plan, step, "critic")
+        return learn(critic, batch, self.value_objective, plan, role="critic", seed=(self.seed, step))
 
     @stage("update_actor", reads=lambda self: (*self.policy_objective.columns, "uid"))
     def update_actor(self, batch: DataProto, step: int) -> DataProto:
         """Move the policy along the advantages, once the critic has warmed up."""
         if step <= self.critic_warmup:
             return batch
-        return self._update(self.policy, batch, self.policy_objective, self.policy_plan, step, "actor")
+        return learn(self.policy, batch, self.policy_objective, self.policy_plan, role="actor", seed=(self.seed, step))
 
     def state_dict(self) -> dict[str, Any]:
         """What stages keep between steps, for a checkpoint: the KL penalty's weight, and the one it began with."""
@@ -274,40 +269,3 @@ class Stages:
                 "give Stages both, or use a step without a critic"
             )
         return self.critic, self.value_plan
-
-    def _update(
-        self,
-        group: WorkerGroup,
-        batch: DataProto,
-        objective: PolicyObjective | ValueObjective,
-        plan: UpdatePlan,
-        step: int,
-        role: str,
-    ) -> DataProto:
-        optional = [name for name in objective.optional_columns if name in batch.columns]
-        needed = batch.select(batch_keys=[*objective.columns, *optional], non_tensor_batch_keys=[])
-        # Every call is sent before the first result is read, so that workers never wait for the controller.
-        calls = []
-        for rows in mini_batches(batch.non_tensor_batch["uid"], plan, seed=(self.seed, step)):
-            mini = needed.select_idxs(rows)
-            if self.balance_batch:
-                mini = mini.select_idxs(balanced_order(mini, group.world_size))
-            mask_BT = mini.column("loss_mask" if "loss_mask" in optional else "response_mask")
-            if self.whiten_mini_batches and role == "actor":
-                mini = _with_white_advantages(mini, mask_BT)
-            totals = replace(BatchTotals.of(mask_BT), dp_size=group.world_size)
-            gradients = group.forward_backward.options(blocking=False)(
-                mini, objective=objective, totals=totals, micro_batches=plan.micro_batches
-            )
-            calls.append((gradients, group.optimizer_step.options(blocking=False)()))
-        parts: list[Mapping[str, Metric]] = []
-        for gradients, moved in calls:
-            parts += gradients.get()
-            parts.append({f"{role}/{name}": Metric.mean(value, weight=1) for name, value in moved.get().items()})
-        return add_metrics(batch, merge_metrics(parts))
-
-
-def _with_white_advantages(batch: DataProto, mask_BT: torch.Tensor) -> DataProto:
-    white_BT = masked_whiten(batch.column("advantages"), mask_BT)
-    others = [name for name in batch.columns if name != "advantages" and name not in batch.non_tensor_batch]
-    return batch.select(batch_keys=others).union(DataProto.from_dict(tensors={"advantages": white_BT}))
