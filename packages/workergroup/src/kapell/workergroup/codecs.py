@@ -1,9 +1,14 @@
-"""Values as files that run no code when read: plain data as JSON, the rest through registered codecs."""
+"""Values as files that run no code when read: plain data as JSON, the rest through codecs.
+
+Codecs are registered by `register_codec`, or offered by an installed package as an entry point in the group
+"kapell.codecs": a codec's class under the codec's name. (`kapell.protocol` offers those for batches and tensors.)
+"""
 
 from __future__ import annotations
 
 import pickle
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +38,7 @@ class Codec(Protocol):
         ...
 
 
+_ENTRY_POINTS = "kapell.codecs"
 _CODECS: dict[str, Codec] = {}
 
 
@@ -62,7 +68,7 @@ class ValueWriter:
             return {
                 "dict": [[self.encode(name, key), self.encode(f"{name}[{key!r}]", item)] for key, item in value.items()]
             }
-        for codec in _CODECS.values():
+        for codec in _known_codecs().values():
             if codec.handles(value):
                 path = self._next_file()
                 codec.save(value, path)
@@ -112,10 +118,23 @@ class ValueReader:
         return self._folder / name
 
 
+def _known_codecs() -> dict[str, Codec]:
+    """Those that were registered, first, and those that installed packages offer under other names."""
+    return _CODECS | {name: codec for name, codec in _offered_codecs().items() if name not in _CODECS}
+
+
+@cache
+def _offered_codecs() -> dict[str, Codec]:
+    from importlib.metadata import entry_points  # a seventh of the import time, for programs that record nothing
+
+    return {point.name: point.load()() for point in entry_points(group=_ENTRY_POINTS)}
+
+
 def _codec(name: str) -> Codec:
-    if name not in _CODECS:
-        close = get_close_matches(name, _CODECS, n=1)
+    codecs = _known_codecs()
+    if name not in codecs:
+        close = get_close_matches(name, codecs, n=1)
         meant = f"; did you mean {close[0]!r}?" if close else ""
-        known = ", ".join(sorted(_CODECS)) or "none"
-        raise KeyError(f"the record needs the codec {name!r}, which is not registered{meant} (registered: {known})")
-    return _CODECS[name]
+        known = ", ".join(sorted(codecs)) or "none"
+        raise KeyError(f"the record needs the codec {name!r}, which is not there{meant} (known: {known})")
+    return codecs[name]
