@@ -167,6 +167,14 @@ def test_another_run_begins_at_a_checkpoint_by_its_path(trained, here):
             ["algorithm.use_kl_in_reward=true", "trainer.seed=3"],
             "trainer.seed was 1 and is 3, which makes another reference model",
         ),
+        (
+            ["algorithm.use_kl_in_reward=true", "actor_rollout_ref.ref.model.path=run/model"],
+            "ref.model.path was None and is run/model, which makes another reference model",
+        ),
+        (
+            ["actor_rollout_ref.actor.optim.optimizer=SGD"],
+            "optim.optimizer was AdamW and is SGD, and the moments of one optimizer are not those of another",
+        ),
         (["data.train_files=fewer.jsonl"], "the position 0 is one in 7 training prompts, here are 2; give the data"),
         (["data.train_files=other.jsonl"], "huggingface: its tokenizer has"),
     ],

@@ -17,11 +17,7 @@ from .state_files import CheckpointError
 __all__ = ["Resume", "find_resume"]
 
 _WHERE = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.default_local_dir")
-_REFERENCE = (
-    "actor_rollout_ref.model.path",
-    "actor_rollout_ref.model.override_config",
-    "trainer.seed",
-)  # the reference is not in a checkpoint: it is built anew from these
+_OPTIMIZERS = (".optim.optimizer", ".optim.optimizer_impl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +100,18 @@ def _changes(config: Config, checkpoint: Path) -> Iterator[str]:
     """Each changed key. Raises `CheckpointError` for a change that the checkpoint cannot follow."""
     before, now = _read_config(checkpoint / CONFIG), dict(_flat(plain(asdict(config))))
     changed = [key for key, value in now.items() if key in before and before[key] != value and key not in _WHERE]
-    if config.use_reference and (kept := [key for key in changed if key in _REFERENCE]):
-        raise CheckpointError(
-            checkpoint,
-            f"{kept[0]} was {before[kept[0]]} and is {now[kept[0]]}, which makes another reference model for the KL "
-            "penalty; give it as it was, or start another run from the checkpoint's weights (kapell export)",
-        )
+    for key in changed:
+        was = f"{key} was {before[key]} and is {now[key]}"
+        if config.use_reference and key in _reference_keys(config):
+            raise CheckpointError(
+                checkpoint,
+                f"{was}, which makes another reference model for the KL penalty; give it as it was, or start another "
+                "run from the checkpoint's weights (kapell export)",
+            )
+        if key.endswith(_OPTIMIZERS) and (checkpoint / _role_of(key)).is_dir():
+            raise CheckpointError(
+                checkpoint, f"{was}, and the moments of one optimizer are not those of another; give it as it was"
+            )
     if config.use_critic and not (checkpoint / "critic").is_dir():
         raise CheckpointError(
             checkpoint,
@@ -120,6 +122,19 @@ def _changes(config: Config, checkpoint: Path) -> Iterator[str]:
         raise CheckpointError(checkpoint, f"it has no {POLICY}")
     for key in changed:
         yield f"{key}: {before[key]} → {now[key]}"
+
+
+def _reference_keys(config: Config) -> tuple[str, ...]:
+    """What the reference model follows from: it is not in a checkpoint, but built anew."""
+    own, model = "actor_rollout_ref.ref.model.path", "actor_rollout_ref.model"
+    if config.actor_rollout_ref.ref.model.path is not None:
+        return (own,)
+    drawn = ("trainer.seed",) if config.actor_rollout_ref.model.path is None else ()
+    return (own, f"{model}.path", f"{model}.override_config", *drawn)
+
+
+def _role_of(key: str) -> str:
+    return "critic" if key.startswith("critic.") else POLICY
 
 
 def _read_config(path: Path) -> dict[str, Any]:
