@@ -52,3 +52,17 @@ def test_estimator_of_ones_own_is_found_by_import_path(tmp_path, monkeypatch):
     columns = {"token_level_rewards": torch.tensor([[0.0, 4.0]]), "response_mask": torch.ones(1, 2)}
     advantages, *_ = compute_advantages("own_estimators:halved", columns, options)
     assert advantages.tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "reinforce_plus_plus_baseline"])
+def test_one_response_per_prompt_is_refused_where_responses_are_compared(name):
+    overrides = [f"algorithm.adv_estimator={name}", "actor_rollout_ref.rollout.n=1"]
+    with pytest.raises(
+        ValueError, match=f"{name} compares the responses to a prompt, and .*rollout.n=1 is one"
+    ):
+        check_algorithms(load_config(overrides=overrides).config)
+
+
+@pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "remax"])
+def test_one_response_per_prompt_is_enough_for_the_others(name):
+    check_algorithms(load_config(overrides=[f"algorithm.adv_estimator={name}", "actor_rollout_ref.rollout.n=1"]).config)

@@ -9,7 +9,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from kapell.trainer.config_load import load_config
 from kapell.trainer.data import LoaderState, PromptDataset, PromptLoader, encode_prompt, in_batches, truncate
+from kapell.trainer.prepare import prepare
 from kapell.trainer.reward import builtin_reward
 from kapell.trainer.rows import DataError, PromptRow, read_rows
 from kapell.trainer.tasks import reverse_digits
@@ -314,3 +316,12 @@ def test_a_missing_reasoning_gym_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ValueError, match=r"pip install kapell-trainer\[reasoning-gym\]"):
         read_rows(["reasoning_gym:chain_sum"])
+
+
+def test_prompts_that_are_left_out_are_counted_in_a_warning(tmp_path, caplog):
+    rows = [{**ROW, "prompt": text, "data_source": "reverse_digits"} for text in ("1", "22", "333333")]
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
+    overrides = [f"data.train_files={file}", "data.max_prompt_length=4", "data.filter_overlong_prompts=true"]
+    config = load_config(overrides=overrides).config
+    assert len(prepare(config, tmp_path).train) == 2
+    assert "1 of 3 training prompts are left out: more than data.max_prompt_length=4 tokens" in caplog.text

@@ -14,6 +14,7 @@ from .algorithms import (
     Aggregation,
     KLKind,
     MissingColumnError,
+    advantage_estimators,
     columns_of,
     compute_advantages,
     correct_rollout,
@@ -47,6 +48,7 @@ def check_algorithms(config: Config) -> None:
             raise ValueError(f"{key}: {error}") from None
     estimator, loss = get_advantage_estimator(algorithm.adv_estimator), get_policy_loss(actor.policy_loss.loss_mode)
     _check_options("algorithm.adv_options", estimator, algorithm.adv_options, advantage_options(config, ()))
+    _check_group_size(config)
     _check_norm_scope(algorithm)
     _check_correction(algorithm.rollout_correction)
     _check_options(
@@ -102,6 +104,16 @@ def _check_options(
 def estimator_reads(config: Config, column: str) -> bool:
     """Whether the advantage estimator needs a column."""
     return columns_of(get_advantage_estimator(config.algorithm.adv_estimator)).get(column, False)
+
+
+def _check_group_size(config: Config) -> None:
+    """Refuse one response per prompt where the estimator compares the responses to a prompt: all would be even."""
+    name, samples = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    if samples == 1 and name in advantage_estimators and estimator_reads(config, "uid"):
+        raise ValueError(
+            f"algorithm.adv_estimator={name} compares the responses to a prompt, and actor_rollout_ref.rollout.n=1 is "
+            "one; set it to 2 or more, or choose gae, reinforce_plus_plus or remax"
+        )
 
 
 def _check_norm_scope(algorithm: AlgorithmConfig) -> None:

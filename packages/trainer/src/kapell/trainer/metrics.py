@@ -53,7 +53,7 @@ def column_metrics(columns: Mapping[str, Any]) -> dict[str, Metric]:
     metrics["perf/total_num_tokens"] = Metric.sum((prompt_lengths_B.sum() + lengths_B.sum()).item())
     if "values" in columns:
         metrics["critic/vf_explained_var"] = _explained_variance(columns, mask_BT)
-    if {"rollout_log_probs", "old_log_probs"} <= columns.keys():
+    if {"rollout_log_probs", "old_log_probs"} <= columns.keys() and mask_BT.numel():
         gap = (columns["rollout_log_probs"] - columns["old_log_probs"]).abs()
         metrics["training/rollout_log_probs_diff_max"] = Metric.max(keep(mask_BT, gap).max().item())
     if "entropys" in columns:

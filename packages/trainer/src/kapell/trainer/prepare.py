@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,8 @@ from .tasks import reverse_digits
 from .tokenizer import build_character_tokenizer, load_tokenizer
 
 __all__ = ["Prepared", "prepare"]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,13 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
         template_options=data.apply_chat_template_kwargs,
     )
     train = encode(train_rows)
+    if train.num_filtered:
+        _logger.warning(
+            "%d of %d training prompts are left out: more than data.max_prompt_length=%d tokens",
+            train.num_filtered,
+            len(train_rows),
+            data.max_prompt_length,
+        )
     loader = PromptLoader(len(train), batch_size=data.train_batch_size, shuffle=data.shuffle, seed=seed)
     total_steps = config.trainer.total_training_steps
     if config.trainer.total_epochs is not None:
