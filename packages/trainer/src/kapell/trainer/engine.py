@@ -134,7 +134,7 @@ class TrainEngine:
 
     def model_state(self) -> dict[str, Tensor]:
         """All weights by name, whole, whatever the strategy. Every rank must call it."""
-        return dict(self._parallel.gathered(self.model.state_dict()))
+        return self._parallel.gathered_weights(self.model)
 
     def _rows(self, columns: Columns, micro_batches: MicroBatches | None) -> list[list[int]]:
         sizes = micro_batches or MicroBatches()

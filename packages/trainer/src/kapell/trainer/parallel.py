@@ -40,6 +40,10 @@ class Parallelism(ABC):
         """Within the block each rank runs the model by itself, without gradients."""
         yield
 
+    def gathered_weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """All weights by name, whole; tied ones are one tensor."""
+        return dict(model.state_dict())
+
     def gathered(self, state: Any) -> Any:
         """A state with whole tensors."""
         return state
@@ -85,6 +89,8 @@ class Sharded(Parallelism):
         for layer in [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
             fully_shard(layer, mesh=mesh, reshard_after_forward=True)
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
+        for module in _sharded_modules(model):
+            module.set_force_sum_reduction_for_comms(True)  # torch 2.8 over gloo takes an average for a sum
 
     def passes(self, number: int) -> int:
         """The most that any rank needs."""
@@ -100,7 +106,7 @@ class Sharded(Parallelism):
     @contextmanager
     def whole(self, model: nn.Module) -> Generator[None]:
         """Bring all weights to each rank and keep them for the block."""
-        modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        modules = _sharded_modules(model)
         for module in modules:
             module.set_reshard_after_forward(False, recurse=False)
             module.unshard()
@@ -110,6 +116,15 @@ class Sharded(Parallelism):
             for module in modules:
                 module.reshard()
                 module.set_reshard_after_forward(True, recurse=False)
+
+    def gathered_weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """All weights, on each rank."""
+        whole: dict[int, Tensor] = {}
+        state = model.state_dict(keep_vars=True)  # in which tied weights are one object
+        for weight in state.values():
+            if id(weight) not in whole:
+                whole[id(weight)] = self.gathered(weight.detach())
+        return {name: whole[id(weight)] for name, weight in state.items()}
 
     def gathered(self, state: Any) -> Any:
         """A state with whole tensors on each rank."""
@@ -124,3 +139,7 @@ class Sharded(Parallelism):
         if not isinstance(like, DTensor) or not isinstance(state, Tensor) or state.shape != like.shape:
             return state
         return distribute_tensor(state, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
