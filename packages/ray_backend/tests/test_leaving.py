@@ -1,11 +1,13 @@
 """A program that ends, in whatever way, leaves no actor, no reservation, no process and no shared memory."""
 
+import ipaddress
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,9 +36,10 @@ print(*group.pid(), flush=True)
 """
 
 
-def start(address, ending):
+def start(address, ending, **environment):
     program = textwrap.dedent(PROGRAM).format(address=address, ending=ending)
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", program], env={**os.environ, **environment}, text=True, **pipes)
 
 
 def pids_of(program):
@@ -46,6 +49,36 @@ def pids_of(program):
         if len(words) == 2 and all(word.isdigit() for word in words):
             return [int(word) for word in words]
     raise AssertionError(program.communicate()[1])
+
+
+def family_of(pid):
+    """The process and all that descend from it."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family
+
+
+def listening_addresses(pids):
+    """Where the processes listen for TCP connections."""
+    sockets = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").glob("*"):
+            with suppress(OSError):
+                sockets.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    addresses = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[column] for column in (1, 3, 9))
+            if state == "0A" and inode in sockets:
+                words = [bytes.fromhex(local[at : at + 8])[::-1] for at in range(0, len(local) - 5, 8)]
+                address = ipaddress.ip_address(b"".join(words))
+                addresses.add(getattr(address, "ipv4_mapped", None) or address)
+    return addresses
 
 
 def runs(pid):
@@ -72,11 +105,14 @@ def test_a_controller_that_fails_or_is_interrupted_leaves_nothing(backend, clust
     assert not [name for name in ray.util.list_named_actors(all_namespaces=True) if "leaving_" in name["name"]]
 
 
-def test_a_ray_started_by_the_backend_goes_with_it_and_its_shared_memory_too(wait_until):
+def test_a_ray_started_here_stays_on_loopback_where_asked_and_goes_with_its_shared_memory(wait_until):
     before = set(os.listdir("/dev/shm"))
-    program = start("local", "backend.close()")
+    program = start("local", "input()\nbackend.close()", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
     pids = pids_of(program)
-    _, errors = program.communicate(timeout=120)
+    addresses = listening_addresses(family_of(program.pid))
+    assert addresses
+    assert all(address.is_loopback for address in addresses), addresses
+    _, errors = program.communicate("\n", timeout=120)
     assert program.returncode == 0, errors
     assert wait_until(lambda: not any(map(runs, pids)))
     assert wait_until(lambda: not {name for name in set(os.listdir("/dev/shm")) - before if "plasma" in name})
