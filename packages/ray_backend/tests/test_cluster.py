@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from kapell.decorators import Dispatch, register
-from kapell.ray_backend import RayResourcePool, RayWorkerGroup, merge_resource_pool, split_resource_pool
+from kapell.ray_backend import RayResourcePool, RayWorkerGroup, merge_resource_pool, placement, split_resource_pool
 from kapell.workergroup import ClassWithInitArgs, Worker, WorkerLostError
 
 
@@ -82,6 +82,17 @@ def test_ranks_follow_uneven_nodes(make_pool, counts, local_ranks, local_sizes, 
     assert all(len(on) == 1 for on in by_entry.values())
 
 
+def test_processes_of_one_entry_may_spread_over_nodes_when_they_need_not_be_packed(make_pool):
+    with RayWorkerGroup(make_pool([5]), ClassWithInitArgs(Sitter), bin_pack=False) as group:
+        seats = group.seat()
+    nodes = [seat[0] for seat in seats]
+    assert len(set(nodes)) == 2
+    assert nodes == sorted(nodes, key=nodes.index)  # ranks of a node are neighbours
+    for node in set(nodes):
+        own = [seat for seat in seats if seat[0] == node]
+        assert [seat[2:4] for seat in own] == [(local, len(own)) for local in range(len(own))]
+
+
 def test_equal_nodes_come_in_the_same_order_each_time(make_pool):
     orders = []
     for _ in range(2):
@@ -140,12 +151,14 @@ def test_enough_boards_in_total_but_not_on_one_node_fails_at_once(make_pool):
         make_pool([5]).get_placement_groups()
 
 
-def test_a_busy_cluster_is_waited_for_with_a_limit_and_nothing_stays_reserved(make_pool):
+def test_a_busy_cluster_is_waited_for_with_a_limit_and_nothing_stays_reserved(make_pool, monkeypatch, caplog):
+    monkeypatch.setattr(placement, "_REPORT_EVERY", 0.5)
     taken = make_pool([4])
     taken.get_placement_groups()
-    waiting = make_pool([4, 2], timeout=1)
+    waiting = make_pool([4, 2], timeout=3)
     with pytest.raises(TimeoutError, match=r"(?s)0 of 2 nodes are reserved.*free: .*asked:"):
         waiting.get_placement_groups()
+    assert "for a pool on 2 nodes: 0 reserved; free in the cluster:" in caplog.text
     taken.close()
     make_pool([4, 2]).get_placement_groups()
 

@@ -13,7 +13,14 @@ import pytest
 import ray
 
 from kapell.decorators import Dispatch, Execute, register
-from kapell.ray_backend import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from kapell.ray_backend import (
+    InfeasiblePoolError,
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    ResourcePoolManager,
+    workers,
+)
 from kapell.ray_backend.rendezvous import claim_port
 from kapell.workergroup import ClassWithInitArgs, RemoteError, Worker, WorkerFailedError, WorkerLostError
 
@@ -102,6 +109,35 @@ class Probe(Worker):
         return x + self.rank
 
 
+class Sharded(Worker):
+    """Two tensor-parallel ranks: both want the one shard, and one of them answers."""
+
+    def __init__(self):
+        super().__init__()
+        self._register_dispatch_collect_info("train", dp_rank=0, is_collect=self.rank == 0)
+
+    @register(Dispatch.mesh("train"))
+    def total(self, rows):
+        return [float(rows.sum())]
+
+
+class Meeting(Worker):
+    """One call waits for another one of the same rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.came = asyncio.Event()
+
+    @register(Dispatch.ONE_TO_ALL)
+    async def wait_for_other(self):
+        return await self.came.wait()
+
+    @register(Dispatch.ONE_TO_ALL)
+    async def come(self):
+        self.came.set()
+        return True
+
+
 class Broken(Worker):
     def __init__(self):
         super().__init__()
@@ -152,6 +188,36 @@ def test_arrays_arrive_private_and_writable(group, rows):
 @pytest.mark.parametrize("rows", [4, 100_000])
 def test_a_replicated_array_is_private_on_each_rank(group, rows):
     assert group.address(np.ones(rows)) == [(True, rows)] * 2
+
+
+@pytest.fixture
+def puts(monkeypatch):
+    """Whatever goes into the store from here."""
+    made = []
+    put = workers.put_value
+
+    def counted(value, what):
+        made.append(value.nbytes)
+        return put(value, what)
+
+    monkeypatch.setattr(workers, "put_value", counted)
+    return made
+
+
+def test_an_argument_for_all_is_put_once_and_each_shard_once(group, puts):
+    array = np.ones(100_000)
+    group.address(array)
+    assert len(puts) == 1
+    assert puts.pop() > array.nbytes
+    group.write(array)
+    assert len(puts) == 2
+    assert sum(puts) < 1.1 * array.nbytes
+
+
+def test_a_shard_that_two_ranks_share_is_put_once(pool, puts):
+    with RayWorkerGroup(pool, ClassWithInitArgs(Sharded)) as group:
+        assert group.total(np.ones(100_000)) == [100_000]
+    assert len(puts) == 1
 
 
 def test_a_reference_is_read_where_it_is_used(group):
@@ -269,6 +335,48 @@ def test_a_group_is_found_by_its_workers_names(group):
     assert attached.shift([1, 2]) == [11, 13]
     attached.close()
     assert group.shift([1, 2]) == [11, 13]
+
+
+def test_workers_of_two_groups_with_one_prefix_have_names_of_their_own(pool):
+    probe = ClassWithInitArgs(Probe)
+    with (
+        RayWorkerGroup(pool, probe, name_prefix="twin_") as one,
+        RayWorkerGroup(pool, probe, name_prefix="twin_") as two,
+    ):
+        names = [*one.worker_names, *two.worker_names]
+        assert len(set(names)) == 4
+        assert all(name.startswith("twin_") for name in names)
+
+
+def test_variables_of_a_runtime_env_reach_the_workers_beside_those_of_worker_env(pool):
+    options = {"runtime_env": {"env_vars": {"KAPELL_PROBE": "1"}}}
+    with RayWorkerGroup(pool, ClassWithInitArgs(Probe), options=options, worker_env={"KAPELL_OTHER": "2"}) as group:
+        assert group.environment("KAPELL_PROBE") == ["1", "1"]
+        assert group.environment("KAPELL_OTHER") == ["2", "2"]
+
+
+def test_async_methods_overlap_where_the_options_of_the_class_ask_for_it(pool):
+    meeting = RayClassWithInitArgs(Meeting)
+    meeting.update_options({"max_concurrency": 4})
+    with RayWorkerGroup(pool, meeting, timeout=240) as group:
+        waiting = group.wait_for_other.options(blocking=False)()
+        assert group.come() == [True, True]
+        assert waiting.get() == [True, True]
+
+
+def test_pools_are_found_by_role_and_checked_together(backend):
+    spec, roles = {"train": [2], "serve": [1]}, {"actor": "train", "critic": "train", "rollout": "serve"}
+    manager = ResourcePoolManager(spec, roles, use_gpu=False)
+    with pytest.raises(KeyError, match=r"call create_resource_pool\(\)"):
+        manager.get_resource_pool("actor")
+    manager.create_resource_pool()
+    assert manager.get_resource_pool("actor") is manager.get_resource_pool("critic")
+    assert manager.get_resource_pool("rollout").store == [1]
+    assert manager.get_n_gpus() == 3
+    with pytest.raises(KeyError, match="no pool is named for role 'judge'; roles: actor, critic, rollout"):
+        manager.get_resource_pool("judge")
+    with pytest.raises(InfeasiblePoolError, match="need 1200 CPU"):  # each alone would be refused only when it is used
+        ResourcePoolManager({"a": [600], "b": [600]}, {}, use_gpu=False).create_resource_pool()
 
 
 def test_given_rendezvous_is_honoured_and_half_of_one_refused(pool):

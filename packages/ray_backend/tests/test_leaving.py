@@ -92,7 +92,7 @@ def runs(pid):
 @pytest.mark.parametrize("ending", ["raise RuntimeError('in the controller')", "group.sleep(600)"])
 def test_a_controller_that_fails_or_is_interrupted_leaves_nothing(backend, cluster, ending, wait_until):
     free = ray.available_resources()["CPU"]
-    program = start(cluster.address, ending)
+    program = start("auto", ending, RAY_ADDRESS=cluster.address)  # joined, as one's own cluster is
     pids = pids_of(program)
     if "sleep" in ending:
         time.sleep(0.5)

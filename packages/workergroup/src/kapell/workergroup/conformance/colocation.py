@@ -8,15 +8,17 @@ from collections.abc import Callable
 
 import pytest
 
+from ..colocation import colocate
 from ..failures import WorkerFailedError
 from ..group import WorkerGroup
 from ..pool import ClassWithInitArgs
-from .workers import Hybrid
+from .workers import Critic, Hybrid
 
 __all__ = [
     "test_class_with_roles_combines_them_and_is_fused",
     "test_errors_in_a_role_name_the_role",
     "test_fused_roles_are_attributes_of_the_group",
+    "test_role_whose_name_begins_that_of_another_is_a_role_of_its_own",
     "test_roles_have_their_own_names_and_meshes_in_shared_processes",
     "test_roles_reach_each_other",
     "test_spawned_roles_are_groups",
@@ -64,6 +66,13 @@ def test_errors_in_a_role_name_the_role(colocated_group: WorkerGroup) -> None:
 def test_unknown_role_is_refused(colocated_group: WorkerGroup) -> None:
     with pytest.raises(KeyError, match="scorer"):
         colocated_group.spawn(["scroer"])
+
+
+def test_role_whose_name_begins_that_of_another_is_a_role_of_its_own(make_group: Callable[..., WorkerGroup]) -> None:
+    roles = {"actor": ClassWithInitArgs(Critic, scale=2), "actor_rollout": ClassWithInitArgs(Critic, scale=5)}
+    groups = make_group(1, colocate(roles)).spawn(roles)
+    assert groups["actor"].judge([1]) == [2]
+    assert groups["actor_rollout"].judge([1]) == [5]
 
 
 def test_class_with_roles_combines_them_and_is_fused(make_group: Callable[..., WorkerGroup]) -> None:
