@@ -57,9 +57,7 @@ def test_estimator_of_ones_own_is_found_by_import_path(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "reinforce_plus_plus_baseline"])
 def test_one_response_per_prompt_is_refused_where_responses_are_compared(name):
     overrides = [f"algorithm.adv_estimator={name}", "actor_rollout_ref.rollout.n=1"]
-    with pytest.raises(
-        ValueError, match=f"{name} compares the responses to a prompt, and .*rollout.n=1 is one"
-    ):
+    with pytest.raises(ValueError, match=f"{name} compares the responses to a prompt, and .*rollout.n=1 is one"):
         check_algorithms(load_config(overrides=overrides).config)
 
 

@@ -1,13 +1,15 @@
 """The doctor finds each kind of trouble, names the way out, and finds nothing where nothing is wrong."""
 
 import json
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
 from kapell.protocol import DataProto
-from kapell.trainer.agreement import disagreements
+from kapell.trainer.agreement import LARGEST_GAP, disagreements
 from kapell.trainer.cli import main
+from kapell.trainer.config import ModelConfig
 from kapell.trainer.config_load import load_config
 from kapell.trainer.doctor import examine_config
 from kapell.trainer.doctor_run import examine_run
@@ -189,6 +191,14 @@ def test_each_disagreement_is_said_with_its_column_and_row(columns, options, wor
 
 def test_junk_at_masked_positions_is_no_disagreement():
     assert judge(changed("old_log_probs", 0, 2, float("nan"))) == []
+
+
+def test_the_gap_of_log_probs_may_be_wider_in_bfloat16(here):
+    batch = DataProto.from_dict(tensors=changed("old_log_probs", 1, 0, -1.05))
+    sizes = {"num_prompts": 1, "samples_per_prompt": 2, "max_response_length": 3}
+    assert disagreements(batch, **sizes)
+    assert disagreements(batch, **sizes, largest_gap=LARGEST_GAP["bfloat16"]) == []
+    assert set(LARGEST_GAP) == set(get_args(get_type_hints(ModelConfig)["dtype"]))
 
 
 def run_folder(here, *overrides):

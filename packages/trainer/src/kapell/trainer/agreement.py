@@ -11,22 +11,29 @@ from torch import Tensor
 
 from kapell.protocol import DataProto
 
-__all__ = ["disagreements"]
+__all__ = ["LARGEST_GAP", "disagreements"]
 
 _TOKEN_COLUMNS = (
     *("old_log_probs", "ref_log_prob", "rollout_log_probs", "values", "rm_scores", "entropys"),
     *("token_level_scores", "token_level_rewards", "advantages", "returns"),
 )
-_LARGEST_GAP = 1e-3  # in nats; float32 kernels of sampling and training differ by about 1e-6
+LARGEST_GAP = {"float32": 1e-3, "bfloat16": 0.2}
+"""By how many nats log-probabilities of sampling and training may differ; in float32 it is about 1e-5, in bfloat16 some
+hundredths."""
 
 
 def disagreements(
-    batch: DataProto, *, num_prompts: int, samples_per_prompt: int, max_response_length: int
+    batch: DataProto,
+    *,
+    num_prompts: int,
+    samples_per_prompt: int,
+    max_response_length: int,
+    largest_gap: float = LARGEST_GAP["float32"],
 ) -> list[str]:
     """Every disagreement in words, with the columns and the first row where it shows; empty where all agree."""
     columns = {name: batch.column(name) for name in batch.columns if name not in batch.non_tensor_batch}
     found = list(_sizes(batch, columns, num_prompts, samples_per_prompt, max_response_length))
-    return found or [*_masks(columns), *_values(columns)]
+    return found or [*_masks(columns), *_values(columns, largest_gap)]
 
 
 def _sizes(
@@ -60,7 +67,7 @@ def _masks(columns: Mapping[str, Tensor]) -> Iterator[str]:
         yield f"row {row}: input_ids are not the prompt's tokens followed by the response's"
 
 
-def _values(columns: Mapping[str, Tensor]) -> Iterator[str]:
+def _values(columns: Mapping[str, Tensor], largest_gap: float) -> Iterator[str]:
     mask_BT = columns["response_mask"].bool()
     for name in _TOKEN_COLUMNS:
         if name not in columns:
@@ -71,7 +78,7 @@ def _values(columns: Mapping[str, Tensor]) -> Iterator[str]:
             yield f"row {row}: advantages are not 0 where response_mask is 0"
     if {"old_log_probs", "rollout_log_probs"} <= columns.keys():
         gap_BT = torch.where(mask_BT, (columns["old_log_probs"] - columns["rollout_log_probs"]).abs(), 0.0)
-        if (row := _first((gap_BT > _LARGEST_GAP).any(-1))) is not None:
+        if (row := _first((gap_BT > largest_gap).any(-1))) is not None:
             yield (
                 f"row {row}: old_log_probs and rollout_log_probs differ by {gap_BT.max():.3g}; the sampler and the "
                 "trained policy are not the same distribution"

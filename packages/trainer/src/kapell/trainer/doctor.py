@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kapell.protocol import DataProto
 
-from .agreement import disagreements
+from .agreement import LARGEST_GAP, disagreements
 from .build import Prepared, build_stages, prepare, step_of, worker_groups
 from .choices import check_algorithms
 from .config import BackendConfig, Config
@@ -147,7 +147,13 @@ def _agreement(batch: DataProto, prepared: Prepared) -> Iterator[Finding]:
     config = prepared.config
     samples, longest = config.actor_rollout_ref.rollout.n, config.data.max_response_length
     prompts = min(config.data.train_batch_size, len(prepared.train))
-    found = disagreements(batch, num_prompts=prompts, samples_per_prompt=samples, max_response_length=longest)
+    found = disagreements(
+        batch,
+        num_prompts=prompts,
+        samples_per_prompt=samples,
+        max_response_length=longest,
+        largest_gap=LARGEST_GAP[config.actor_rollout_ref.model.dtype],
+    )
     for words in found:
         yield Finding("agreement", words, "look at the stage or worker method that writes the column")
     lengths_B = batch.column("response_mask").sum(-1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from .agreement import LARGEST_GAP
 from .config import Config
 from .config_load import load_config
 from .doctor import Finding, check_mode, check_overrides, failure_findings
@@ -17,7 +18,6 @@ from .failure import RunFailure, read_failure
 
 __all__ = ["examine_run"]
 
-_LARGEST_GAP = 1e-3  # in nats; the sampler's kernels and the trainer's differ by about 1e-6 in float32
 _SHARE_CUT = 0.99  # of the responses: nearly none of them ends by itself
 
 Record = Mapping[str, Any]
@@ -100,14 +100,15 @@ def _numbers(records: Sequence[Record], config: Config) -> Iterator[Finding]:
             "raise data.max_response_length, or check that the model writes its end-of-sequence token",
         )
     gap = max((record.get("training/rollout_log_probs_diff_max") or 0.0 for record in steps), default=0.0)
-    if gap > _LARGEST_GAP:
+    largest_gap = LARGEST_GAP[config.actor_rollout_ref.model.dtype]
+    if gap > largest_gap:
         yield Finding(
             "agreement",
             f"the sampler's log-probabilities differ from the trainer's by up to {gap:.3g}",
             "bring the sampler the newest weights, or set algorithm.rollout_correction",
         )
     yield from _rewards(steps)
-    if not broken and cut <= _SHARE_CUT and gap <= _LARGEST_GAP:
+    if not broken and cut <= _SHARE_CUT and gap <= largest_gap:
         last = steps[-1]["response_length/mean"]
         yield Finding(
             "agreement", f"all numbers are finite; responses of {last:.3g} tokens on average (at most {longest})"
