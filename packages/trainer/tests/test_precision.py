@@ -3,14 +3,17 @@
 import pytest
 import torch
 
-from kapell.trainer.algorithms import BatchTotals, position_ids
+from kapell.trainer.algorithms import BatchTotals, LossResult, position_ids
+from kapell.trainer.build import prepare, worker_groups
 from kapell.trainer.config import OptimConfig
+from kapell.trainer.config_load import load_config
 from kapell.trainer.engine import TrainEngine
 from kapell.trainer.forward import policy_forward
 from kapell.trainer.models import build_policy, new_model_config
 from kapell.trainer.objectives import PolicyObjective
 from kapell.trainer.rollout_engine import RolloutRequest, SamplerEngine
 from kapell.trainer.sampler import Sampling
+from kapell.trainer.workers import ActorRolloutRefWorker, CriticWorker
 
 OBJECTIVE = PolicyObjective(options={"clip_ratio": 0.2}, entropy_coeff=0.01)
 
@@ -167,3 +170,56 @@ def test_log_probs_of_bfloat16_sampling_agree_with_recomputed_ones_to_its_precis
     engine = engine_of(tokenizer, dtype=torch.bfloat16)
     columns = rollout_of(engine)
     assert (log_probs_of(engine, columns) - columns["rollout_log_probs"]).abs().max() < 0.05
+
+
+SMALL = [
+    "backend=local",
+    "trainer.n_gpus_per_node=1",
+    "trainer.total_training_steps=1",
+    "trainer.test_freq=-1",
+    "data.train_batch_size=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "actor_rollout_ref.rollout.n=2",
+    "actor_rollout_ref.model.hidden_size=16",
+    "algorithm.adv_estimator=gae",
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "role"),
+    [("actor_rollout_ref.model", "actor"), ("critic.model", "critic")],
+)
+def test_the_keys_of_a_role_change_its_engine_and_no_other(tmp_path, monkeypatch, key, role):
+    engines = {}
+    for cls in (ActorRolloutRefWorker, CriticWorker):
+
+        def build(self, *args, original=cls.__init__, **options):
+            original(self, *args, **options)
+            engines[self.role] = self.engine
+
+        monkeypatch.setattr(cls, "__init__", build)
+    overrides = [f"{key}.dtype=bfloat16", f"{key}.enable_gradient_checkpointing=true"]
+    prepared = prepare(load_config(overrides=[*SMALL, *overrides]).config, tmp_path)
+    with worker_groups(prepared):
+        for name, engine in engines.items():
+            columns = columns_of()
+            calls, dtypes = [], set()
+            layer = engine.model.transformer.h[0].mlp.c_fc
+            layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+            layer.register_forward_hook(lambda _m, _i, output, dtypes=dtypes: dtypes.add(output.dtype))
+            loss = LossResult(torch.zeros(()), {})
+            engine.forward_backward(
+                columns,
+                lambda micro, engine=engine: loss._replace(
+                    loss=engine.model(micro["input_ids"])[0].float().square().mean()
+                ),
+            )
+            assert len(calls) == (2 if name == role else 1)
+            assert dtypes == {torch.bfloat16 if name == role else torch.float32}
+
+
+def test_parts_in_one_process_are_refused_with_the_way_out(tmp_path):
+    overrides = [*SMALL, "actor_rollout_ref.actor.strategy=fsdp2"]
+    prepared = prepare(load_config(overrides=overrides).config, tmp_path)
+    with pytest.raises(Exception, match="use strategy=ddp, or backend=ray"), worker_groups(prepared):
+        pass

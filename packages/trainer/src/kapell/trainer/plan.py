@@ -117,8 +117,18 @@ def _reason_of_policy(config: Config) -> str:
         )
         if on
     ]
-    kept = f"keeps a frozen reference for {' and '.join(asking)}" if asking else "no KL penalty asks for a reference"
+    if not asking:
+        kept = "no KL penalty asks for a reference"
+    else:
+        kept = f"keeps {_reference_of(config)} as the reference for {' and '.join(asking)}"
     return f"the policy: {' and '.join(duties)}; {kept}"
+
+
+def _reference_of(config: Config) -> str:
+    policy = config.actor_rollout_ref
+    if policy.ref.model.path is not None:
+        return f"the model in {policy.ref.model.path}"
+    return "itself without the adapter" if policy.model.lora_rank else "a frozen copy"
 
 
 _REASONS: Mapping[str, Callable[[Config], str]] = {
