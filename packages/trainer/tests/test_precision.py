@@ -207,13 +207,11 @@ def test_the_keys_of_a_role_change_its_engine_and_no_other(tmp_path, monkeypatch
             layer = engine.model.transformer.h[0].mlp.c_fc
             layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
             layer.register_forward_hook(lambda _m, _i, output, dtypes=dtypes: dtypes.add(output.dtype))
-            loss = LossResult(torch.zeros(()), {})
-            engine.forward_backward(
-                columns,
-                lambda micro, engine=engine: loss._replace(
-                    loss=engine.model(micro["input_ids"])[0].float().square().mean()
-                ),
-            )
+
+            def loss(micro, model=engine.model):
+                return LossResult(model(micro["input_ids"])[0].float().square().mean(), {})
+
+            engine.forward_backward(columns, loss)
             assert len(calls) == (2 if name == role else 1)
             assert dtypes == {torch.bfloat16 if name == role else torch.float32}
 
