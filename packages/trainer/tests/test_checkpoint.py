@@ -31,6 +31,27 @@ def test_the_newest_are_kept_and_the_pointer_names_the_last(tmp_path):
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_steps_are_compared_as_numbers_and_other_files_stay(tmp_path):
+    store = CheckpointStore(tmp_path / "new" / "run", keep=2)
+    (tmp_path / "new" / "run" / "global_step_of_mine").mkdir(parents=True)
+    for step in (900, 9000, 10000):
+        save(store, step)
+    assert store.steps() == [9000, 10000]
+    assert (tmp_path / "new" / "run" / "global_step_of_mine").is_dir()
+
+
+def test_a_save_that_fails_midway_leaves_the_checkpoint_before_it(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 1)
+    folder = store.begin(2)
+    (folder / "half").write_text("x")  # and here the disk is full
+    assert store.newest_good() == store.folder_of(1)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "1"
+    save(store, 2)
+    assert store.steps() == [2]
+    assert not (store.folder_of(2) / "half").exists()
+
+
 @pytest.mark.parametrize(("mode", "best"), [("max", 4), ("min", 3)])
 def test_the_best_by_a_validation_metric_stays_besides_and_of_equals_the_newest(tmp_path, mode, best):
     store = CheckpointStore(tmp_path, keep=1, best=BestCheckpoint(metric="val/exact_match", mode=mode))
