@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count, pairwise
+from itertools import count, pairwise, repeat
 from typing import Any, Self
 
 import numpy as np
@@ -178,11 +178,15 @@ def _by_piece(columns: dict[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """For each piece its columns, from the pieces of each column; without end where there are no columns."""
     if not columns:
         return ({} for _ in count())
-    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+    # In C all through: there are thousands of pieces.
+    return map(dict, map(zip, repeat(tuple(columns)), zip(*columns.values(), strict=True)))
 
 
 def _require_same_columns(parts: Sequence[BatchContainer], tables: Sequence[dict[str, Any]]) -> None:
     first, first_table = parts[0], tables[0]
+    in_one_order = len(set(map(tuple, tables))) == len({tuple(part.non_tensor_batch) for part in parts}) == 1
+    if in_one_order and first_table:
+        return
     for number, (part, table) in enumerate(zip(parts, tables, strict=True)):
         if table.keys() == first_table.keys() and part.non_tensor_batch.keys() == first.non_tensor_batch.keys():
             if (part._tensors is None) != (first._tensors is None):

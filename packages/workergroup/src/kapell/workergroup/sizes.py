@@ -28,15 +28,16 @@ def size_of(value: Any) -> int:
         return len(value) * (_FIXED.get(type(first)) or size_of(first))
     if kind in _FIXED:
         return _FIXED[kind]
+    weigh = _WEIGHERS.get(kind)
+    if weigh is not None:
+        return weigh(value)
     if kind is str or kind is bytes or kind is bytearray:
         return len(value)
     if kind is dict:
         for key, entry in value.items():
             return len(value) * (size_of(key) + size_of(entry))
         return 0
-    weigh = _WEIGHERS.get(kind)
-    if weigh is None:
-        weigh = _WEIGHERS[kind] = _weigher_of(value)
+    weigh = _WEIGHERS[kind] = _weigher_of(value)
     return weigh(value)
 
 

@@ -178,10 +178,10 @@ def bytes_of_array(column: np.ndarray) -> int:
     size = column.size
     if column.dtype.kind != "O" or size == 0:
         return column.nbytes
-    flat = column if column.ndim == 1 else column.ravel()
-    sample = (flat if size <= _SAMPLED_CELLS else flat[:: size // _SAMPLED_CELLS][:_SAMPLED_CELLS]).tolist()
-    weigh = sys.getsizeof if _ATOMS.issuperset(map(type, sample)) else weight_of
-    return column.nbytes + sum(map(weigh, sample)) * size // len(sample)
+    sample = column if size <= _SAMPLED_CELLS else column.ravel()[:: size // _SAMPLED_CELLS][:_SAMPLED_CELLS]
+    cells = sample.tolist() if sample.ndim == 1 else list(sample.flat)
+    weigh = sys.getsizeof if _ATOMS.issuperset(map(type, cells)) else weight_of
+    return column.nbytes + sum(map(weigh, cells)) * size // len(cells)
 
 
 def weight_of(value: Any) -> int:
