@@ -14,7 +14,8 @@ STATE = {
     "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(2, 3)}, 1: {"step": torch.tensor(3.0)}},
     "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999), "foreach": None, "fused": True, "params": [0, 1]}],
     "bf16": torch.randn(4).bfloat16(),
-    "array": np.arange(3, dtype=np.uint32),
+    "array": np.array([0, 1, 2**32 - 1], dtype=np.uint32),
+    "longer": np.array([2**64 - 1], dtype=np.uint64),
     "numpy": np.float32(0.5),
     "odd": {(1, "a"): "β", "__kind__": "tensor"},
     "inf": math.inf,
@@ -29,7 +30,8 @@ def test_a_nested_state_comes_back_with_its_types_and_bits(tmp_path):
     assert torch.equal(back["state"][0]["exp_avg"], STATE["state"][0]["exp_avg"])
     assert torch.equal(back["bf16"].view(torch.int16), STATE["bf16"].view(torch.int16))
     assert back["array"].dtype == np.uint32
-    assert back["array"].tolist() == [0, 1, 2]
+    assert back["array"].tolist() == [0, 1, 2**32 - 1]
+    assert back["longer"].tolist() == [2**64 - 1]
     assert back["none"].shape == (0, 4)
     for name in ("param_groups", "odd", "inf", "numpy"):
         assert back[name] == STATE[name]

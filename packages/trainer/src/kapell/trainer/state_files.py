@@ -78,7 +78,9 @@ class _Encoder:
 
     def encode(self, value: Any, place: tuple[str, ...]) -> Any:
         if isinstance(value, np.ndarray):
-            return {_KIND: "array", "name": self._add(torch.from_numpy(value), place)}
+            # Not every release of safetensors reads unsigned numbers.
+            signed = value.astype(np.int64) if value.dtype.kind == "u" else value
+            return {_KIND: "array", "name": self._add(torch.from_numpy(signed), place), "dtype": str(value.dtype)}
         if isinstance(value, Tensor):
             return {_KIND: "tensor", "name": self._add(value.detach(), place)}
         if isinstance(value, np.generic):
@@ -122,7 +124,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case "tensor":
             return tensors[value["name"]]
         case "array":
-            return tensors[value["name"]].numpy()
+            return tensors[value["name"]].numpy().astype(value["dtype"])
         case "tuple":
             return tuple(_decode(item, tensors) for item in value["items"])
         case "dict":
