@@ -51,6 +51,19 @@ def test_two_arrivals_of_the_same_buffers_are_private(as_bytearray):
     assert second.non_tensor_batch["y"].sum() == 0
 
 
+def test_what_was_read_from_one_stream_is_not_copied_again(monkeypatch):
+    def copied(self, source):
+        raise AssertionError("the unpickler's own memory was copied")
+
+    batch = DataProto.from_dict({"a": torch.arange(4), "b": torch.ones(2, 2)[[0, 1, 0, 1]]}, {"c": np.arange(4)})
+    monkeypatch.setattr("kapell.protocol.arrivals.Arrivals._copy", copied)
+    back = pickle.loads(pickle.dumps(batch, protocol=5))
+    assert back == batch
+    back.batch["a"][0] = 9
+    back.non_tensor_batch["c"][0] = 9
+    assert (batch.batch["a"][0], batch.non_tensor_batch["c"][0]) == (0, 0)
+
+
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_what_arrives_in_the_stream_is_writable_and_private(protocol):
     data = pickle.dumps(DataProto.from_dict({"x": torch.zeros(4)}, {"y": np.zeros(4)}), protocol=protocol)

@@ -35,7 +35,7 @@ _SHORT_DTYPES = {
     torch.uint8: "u1",
     torch.bool: "?",
 }
-_PROBE = pickle.PickleBuffer(b"")
+_PROBE = pickle.PickleBuffer(bytearray())  # writable: kept in the stream it arrives as a bytearray, as the pieces do
 
 
 class Standin:
