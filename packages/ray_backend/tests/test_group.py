@@ -19,7 +19,7 @@ from kapell.ray_backend import (
     RayResourcePool,
     RayWorkerGroup,
     ResourcePoolManager,
-    workers,
+    calling,
 )
 from kapell.ray_backend.rendezvous import claim_port
 from kapell.workergroup import ClassWithInitArgs, RemoteError, Worker, WorkerFailedError, WorkerLostError
@@ -194,13 +194,13 @@ def test_a_replicated_array_is_private_on_each_rank(group, rows):
 def puts(monkeypatch):
     """Whatever goes into the store from here."""
     made = []
-    put = workers.put_value
+    put = calling.put_value
 
     def counted(value, what):
         made.append(value.nbytes)
         return put(value, what)
 
-    monkeypatch.setattr(workers, "put_value", counted)
+    monkeypatch.setattr(calling, "put_value", counted)
     return made
 
 

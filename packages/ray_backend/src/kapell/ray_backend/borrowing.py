@@ -43,11 +43,9 @@ def is_borrowable(value: Any) -> bool:
     """Whether joining several such values copies every array in them: none lies inside cells or meta."""
     kind = (type(value).__module__, type(value).__name__)
     if kind == ("kapell.protocol.dataproto", "DataProto"):
-        columns = value.non_tensor_batch.values()
-        batch = value.batch
         return (
-            (batch is None or is_borrowable(batch))
-            and all(map(_is_plain_column, columns))
+            all(map(_is_plain_tensor, value.tensor_columns().values()))
+            and all(map(_is_plain_column, value.non_tensor_batch.values()))
             and _is_plain(value.meta_info)
         )
     if kind[0].startswith("tensordict") and kind[1] == "TensorDict":

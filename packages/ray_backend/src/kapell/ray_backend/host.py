@@ -12,6 +12,7 @@ import ray
 from kapell.workergroup import CallRunner, ClassWithInitArgs
 
 from .borrowing import borrow_always
+from .calling import opened_call
 from .failures import leaving_error
 from .rendezvous import PortClaim, claim_port
 from .shipping import Shipped, shipped, unpack
@@ -96,12 +97,12 @@ class WorkerHost:
         """The class that runs here, with its arguments, for a program that attaches to the group."""
         return shipped(self._cls_with_init)
 
-    def call(self, head: Sequence[Any], *values: Any) -> Any:
-        """Run a call: ``head`` says which, ``values`` are its arguments, named ones last. See `RayWorkers.submit`."""
+    def call(self, head: bytes, *apart: Any) -> Any:
+        """Run a call that `packed_call` has packed; ``apart`` are the arguments that Ray has opened."""
         assert self._runner is not None
         try:
-            args, kwargs, options = _opened(head, values)
-            return self._noted(shipped(self._runner.run(head[0], args, kwargs, **options)))
+            method, args, kwargs, options = opened_call(head, apart)
+            return self._noted(shipped(self._runner.run(method, args, kwargs, **options)))
         except BaseException as error:
             raise leaving_error(error) from None
 
@@ -131,23 +132,11 @@ class WorkerHost:
 class AsyncWorkerHost(WorkerHost):
     """A worker with async methods: they run side by side on one event loop."""
 
-    async def call(self, head: Sequence[Any], *values: Any) -> Any:
+    async def call(self, head: bytes, *apart: Any) -> Any:
         """As `WorkerHost.call`; awaits async methods."""
         assert self._runner is not None
         try:
-            args, kwargs, options = _opened(head, values)
-            return self._noted(shipped(await self._runner.run_async(head[0], args, kwargs, **options)))
+            method, args, kwargs, options = opened_call(head, apart)
+            return self._noted(shipped(await self._runner.run_async(method, args, kwargs, **options)))
         except BaseException as error:
             raise leaving_error(error) from None
-
-
-def _opened(head: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-    """Arguments, keyword arguments and options of `CallRunner.run`."""
-    _, target, wanted, number, trace, names, packed = head
-    opened = [
-        unpack(value[0], value[1], value[2:]) if is_packed else value
-        for value, is_packed in zip(values, packed, strict=True)
-    ]
-    first_named = len(opened) - len(names)
-    options = {"target": target, "wanted": wanted, "number": number, "trace": trace}
-    return opened[:first_named], dict(zip(names, opened[first_named:], strict=True)), options

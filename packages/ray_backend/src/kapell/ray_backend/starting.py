@@ -15,13 +15,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from kapell.workergroup import ClassWithInitArgs, colocated_roles, placement_env
 
+from .calling import Inline, pack_argument
 from .failures import own_error
 from .host import AsyncWorkerHost, HostFacts, WorkerHost
 from .occupancy import Occupied, occupy
 from .ordering import node_key, order_places, seats
 from .pools import RayResourcePool
 from .start_answers import gather_start
-from .workers import Inline, pack_argument
 
 __all__ = ["Beside", "GroupStart", "Starter"]
 

@@ -10,20 +10,16 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from kapell.decorators import is_future
 from kapell.workergroup import RankCall, Workers
 
+from .calling import pack_argument, packed_call
 from .failures import lost_worker, own_error
 from .host import HostFacts
 from .pools import RayResourcePool
-from .shipping import HoldsReferencesError, Shipped, pack, shipped
-from .storing import NO_ROOM, StoreFullError, put_value, store_full
+from .storing import NO_ROOM, StoreFullError, store_full
 
-__all__ = ["Inline", "RayWorkers", "pack_argument"]
+__all__ = ["RayWorkers"]
 
-_INLINE_BYTES = 64 * 1024  # below Ray's own limit of 100 kB, from where on it would put the argument for each rank anew
-_PLAIN = (bool, int, float, type(None))
-_SHORT = 1024  # characters: Ray sends such a string as fast as its pickle
 _SIZE_SECONDS = 5.0  # for a worker to say how large an answer was that found no room
 _BUSY_AFTER_SECONDS = 0.3  # a dead process is known at once, an idle one answers in milliseconds
 
@@ -70,12 +66,8 @@ class RayWorkers(Workers[ray.ObjectRef]):
 
     def submit(self, call: RankCall) -> ray.ObjectRef:
         """Send the call to the actor of its rank."""
-        names = tuple(call.kwargs)
-        values = [*call.args, *call.kwargs.values()]
-        packed = [type(value) is Inline for value in values]
-        head = (call.method, call.target, call.wanted, call.number, call.trace, names, packed)
-        sent = [value.parts if inline else value for value, inline in zip(values, packed, strict=True)]
-        return self.actors[call.rank].call.remote(head, *sent)
+        head, apart = packed_call(call)
+        return self.actors[call.rank].call.remote(head, *apart)
 
     def wait(self, handles: Sequence[ray.ObjectRef], timeout: float | None) -> list[ray.ObjectRef]:
         """All that are done by the time that one is."""
@@ -166,29 +158,3 @@ class RayWorkers(Workers[ray.ObjectRef]):
         except RayError:  # gone meanwhile
             nbytes = 0
         return store_full(error, f"the answer of rank {rank}", nbytes, self._facts[rank].node_id)
-
-
-class Inline:
-    """A small value, packed once, that rides in the call itself."""
-
-    __slots__ = ("parts",)
-
-    def __init__(self, packed: Any) -> None:
-        self.parts = (packed.head, packed.private, *(buffer.raw().tobytes() for buffer in packed.buffers))
-
-
-def pack_argument(value: Any, *, read_only: bool = False) -> Any:
-    """An argument as it goes into a call: serialized here, once, however many ranks read it."""
-    if (
-        type(value) in _PLAIN
-        or (type(value) is str and len(value) < _SHORT)
-        or isinstance(value, ray.ObjectRef)
-        or is_future(value)
-    ):
-        return value
-    try:
-        packed = pack(value, read_only=read_only)
-    except HoldsReferencesError:
-        return shipped(value, read_only=read_only)
-    nbytes = packed.nbytes
-    return Inline(packed) if nbytes <= _INLINE_BYTES else put_value(Shipped(packed, nbytes=nbytes), "an argument")

@@ -1,0 +1,71 @@
+"""Calls as bytes: what goes in comes out, and what Ray must see goes beside them. No Ray is started."""
+
+import numpy as np
+import pytest
+import torch
+
+from kapell.protocol import DataProto
+from kapell.ray_backend.calling import Inline, opened_call, pack_argument, packed_call
+from kapell.workergroup import RankCall
+
+
+class Pending:
+    __kapell_future__ = True
+
+    def get(self, timeout=None):
+        return 1
+
+
+def travelled(*args, **kwargs):
+    """The arguments as the worker gets them, and how many went beside the bytes."""
+    packed = [pack_argument(value) for value in args]
+    named = {name: pack_argument(value) for name, value in kwargs.items()}
+    head, apart = packed_call(RankCall(0, "f", tuple(packed), named, "role", False, 7, "trace"))
+    assert type(head) is bytes
+    method, opened, opened_named, options = opened_call(head, apart)
+    assert (method, options) == ("f", {"target": "role", "wanted": False, "number": 7, "trace": "trace"})
+    return list(opened), dict(opened_named), len(apart)
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 3, 2.5, "", "text", "x" * 5000, b"", b"raw", (), (1, 2), [...], {"a": [1]}, ..., {1}]
+)
+def test_small_values_ride_in_the_bytes(value):
+    assert travelled(value, named=value) == ([value], {"named": value}, 0)
+
+
+def test_arguments_keep_their_places():
+    assert travelled(1, "a", [2], x=3, y=[4]) == ([1, "a", [2]], {"x": 3, "y": [4]}, 0)
+    assert travelled() == ([], {}, 0)
+
+
+def test_a_batch_arrives_private_and_writable():
+    batch = DataProto.from_dict({"x": torch.arange(3)}, {"t": list("abc")}, {"m": [1]})
+    (arrived, array), _, apart = travelled(batch, np.zeros(2))
+    assert apart == 0
+    assert arrived == batch
+    arrived.batch["x"][0] = 9
+    array[0] = 9
+    assert batch.batch["x"][0] == 0
+
+
+def test_futures_go_beside_the_bytes_in_their_order():
+    first, second = Pending(), Pending()
+    args, kwargs, apart = travelled([1], first, "a", x=second)
+    assert (args, kwargs, apart) == ([[1], first, "a"], {"x": second}, 2)
+
+
+def test_many_small_values_go_beside_the_bytes_once_these_are_full():
+    values = [np.full(5000, number, dtype=np.int64) for number in range(4)]
+    assert all(type(pack_argument(value)) is Inline for value in values)
+    args, _, apart = travelled(*values)
+    assert apart == 3
+    assert [array[0] for array in args] == [0, 1, 2, 3]
+    for array in args:
+        array[:] = 0
+
+
+def test_an_argument_is_packed_once_for_all_ranks():
+    packed = pack_argument([1, 2])
+    heads = {packed_call(RankCall(rank, "f", (packed,)))[0] for rank in range(3)}
+    assert len(heads) == 1
