@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import yaml
 from .checkpoint import CheckpointStore, check_checkpoint
 from .config import Config
 from .run_checkpoint import CONFIG, POLICY, plain
+from .run_folder import dotted
 from .state_files import CheckpointError
 
 __all__ = ["Resume", "find_resume"]
@@ -98,7 +99,7 @@ def _checkpoint_at(path: Path) -> Path:
 
 def _changes(config: Config, checkpoint: Path) -> Iterator[str]:
     """Each changed key. Raises `CheckpointError` for a change that the checkpoint cannot follow."""
-    before, now = _read_config(checkpoint / CONFIG), dict(_flat(plain(asdict(config))))
+    before, now = _read_config(checkpoint / CONFIG), dict(dotted(plain(asdict(config))))
     changed = [key for key, value in now.items() if key in before and before[key] != value and key not in _WHERE]
     for key in changed:
         was = f"{key} was {before[key]} and is {now[key]}"
@@ -139,16 +140,8 @@ def _role_of(key: str) -> str:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        return dict(_flat(yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
+        return dict(dotted(yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
     except FileNotFoundError:
         return {}
     except yaml.YAMLError as error:
         raise CheckpointError(path, f"the file is damaged: {error}") from error
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

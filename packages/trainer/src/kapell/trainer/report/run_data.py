@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from ..run_folder import dotted
 
 __all__ = ["Points", "RunData", "load_run"]
 
@@ -61,7 +63,7 @@ def load_run(folder: str | Path) -> RunData:
         name=path.resolve().name,
         records=list(_lines(path / "metrics.jsonl")),
         samples=samples,
-        config=dict(_flat(_read_yaml(path / "config.yaml"))),
+        config=dict(dotted(_read_yaml(path / "config.yaml"))),
         origins=_read_yaml(path / "config_origins.yaml"),
     )
 
@@ -78,14 +80,6 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     return (yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if file.is_file() else {}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _is_number(value: Any) -> bool:
