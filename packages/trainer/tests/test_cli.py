@@ -179,6 +179,23 @@ def test_generate_says_what_it_cannot_use(here, capsys, arguments, message, toke
     assert message in one_line(capsys.readouterr().err)
 
 
+def test_an_answer_ends_at_a_stop_string_of_the_command_or_of_the_run(here, capsys, policy):
+    policy.save_pretrained(here / "run" / "model")
+    build_character_tokenizer("0123456789").save_pretrained(here / "run" / "model")
+
+    def answer(*options: str) -> str:
+        main(["generate", "run", "12", "--temperature", "1.0", "--max-new-tokens", "40", *options])
+        return capsys.readouterr().out.strip()
+
+    whole = answer()
+    first, last = whole[3], whole[5]
+    assert answer("--stop", first) == whole[: whole.index(first) + 1]
+    assert answer("--stop", first, "--stop", last) == whole[: min(whole.index(first), whole.index(last)) + 1]
+    (here / "run" / "config.yaml").write_text(f"actor_rollout_ref: {{rollout: {{stop: ['{last}']}}}}")
+    assert answer() == whole[: whole.index(last) + 1]
+    assert answer("--stop", first) == whole[: whole.index(first) + 1]
+
+
 def test_the_configuration_is_shown_with_its_origins(here, capsys):
     main(["config", "trainer.seed=7"])
     line = next(line for line in capsys.readouterr().out.splitlines() if "trainer.seed" in line)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from .data import encode_prompt, pad_left
 from .models import build_policy, load_config_of
+from .rollout_engine import RolloutRequest, SamplerEngine
 from .rows import PromptRow
-from .sampler import Sampling, sample, sample_streams
+from .sampler import Sampling
 from .tokenizer import load_tokenizer
 
 __all__ = ["generate_texts"]
@@ -20,9 +21,10 @@ def generate_texts(
     *,
     max_new_tokens: int = 64,
     temperature: float | None = None,
+    stop: Sequence[str] = (),
     seed: int = 1,
 ) -> list[str]:
-    """The model's answer to each prompt; greedy unless a temperature is given."""
+    """The model's answer to each prompt; greedy unless a temperature is given. ``stop`` holds texts that end it."""
     config = load_config_of(folder)
     tokenizer = load_tokenizer(folder)
     model = build_policy(config, folder=folder)
@@ -31,15 +33,17 @@ def generate_texts(
     room = getattr(config, "max_position_embeddings", ids_BP.shape[1] + max_new_tokens) - ids_BP.shape[1]
     if room < 1:
         raise ValueError(f"the longest prompt has {ids_BP.shape[1]} tokens, which leaves the model no room to answer")
-    rollout = sample(
-        model,
-        ids_BP,
-        mask_BP,
-        sampling=Sampling(temperature=temperature or 1.0, do_sample=temperature is not None),
-        uniforms_BT=sample_streams(seed, 0, range(len(rows)), min(max_new_tokens, room)),
-        eos_token_ids=[tokenizer.eos_token_id],
-        pad_token_id=tokenizer.pad_token_id,
+    engine = SamplerEngine(model, [tokenizer.eos_token_id], tokenizer.pad_token_id, tokenizer)
+    request = RolloutRequest(
+        prompts=ids_BP,
+        prompt_mask=mask_BP,
+        sample_ids=range(len(rows)),
+        sampling=Sampling(temperature=temperature or 1.0, do_sample=temperature is not None, stop=tuple(stop)),
+        max_new_tokens=min(max_new_tokens, room),
+        seed=seed,
+        step=0,
     )
+    rollout = engine.generate(request)
     lengths = rollout.response_mask.sum(-1).tolist()
     responses = [row[:length] for row, length in zip(rollout.responses.tolist(), lengths, strict=True)]
     return tokenizer.batch_decode(responses, skip_special_tokens=True)

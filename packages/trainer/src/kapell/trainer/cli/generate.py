@@ -23,6 +23,9 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("prompts", nargs="+", metavar="PROMPT")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=None, help="sample; without it the most probable token")
+    parser.add_argument(
+        "--stop", action="append", metavar="TEXT", help="ends an answer; repeatable. Default: those of the run"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.set_defaults(run=_generate)
 
@@ -38,7 +41,15 @@ def _generate(options: argparse.Namespace, console: Console) -> None:
             options.prompts,
             max_new_tokens=options.max_new_tokens,
             temperature=options.temperature,
+            stop=_stop_strings(folder) if options.stop is None else options.stop,
             seed=options.seed,
         )
     for text in texts:
         console.print(text, markup=False, highlight=False)
+
+
+def _stop_strings(folder: Path) -> list[str]:
+    from ..config_load import load_config
+
+    file = folder / "config.yaml"
+    return load_config([file]).config.actor_rollout_ref.rollout.stop if file.is_file() else []
