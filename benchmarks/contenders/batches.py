@@ -31,8 +31,8 @@ def make_columns(rows: int, row_bytes: int) -> tuple[dict[str, torch.Tensor], di
 
 
 def float_columns(megabytes: int, num_columns: int = 4) -> dict[str, np.ndarray]:
-    """Float columns of ``megabytes`` in all, 4 kB a row in each, for transfers."""
-    rows = max(8, megabytes * MB // (num_columns * 4096))
+    """Float columns of ``megabytes`` in all, 4 kB a row in each, for transfers; verl needs rows that divide evenly."""
+    rows = 8 * max(1, megabytes * MB // (num_columns * 4096 * 8))
     random = np.random.default_rng(1)
     return {f"column_{i}": random.random((rows, 1024), dtype=np.float32) for i in range(num_columns)}
 
