@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from .config import Config
+from .nested import plain
 
 __all__ = ["ConfigError", "ResolvedConfig", "load_config"]
 
@@ -39,7 +40,7 @@ class ResolvedConfig:
 
     def to_yaml(self) -> str:
         """The whole configuration as YAML, which `load_config` reads back."""
-        return yaml.safe_dump(_plain(self.values), sort_keys=False)
+        return yaml.safe_dump(plain(self.values), sort_keys=False)
 
     def origins_to_yaml(self) -> str:
         """Where each value came from that is no default, by its dotted key."""
@@ -192,9 +193,3 @@ def _leaves(values: Mapping[str, Any], cls: Any = Config, prefix: str = "") -> I
             yield from _leaves(value, hints[name], f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -11,8 +11,8 @@ import yaml
 
 from .checkpoint import CheckpointStore, check_checkpoint
 from .config import Config
-from .run_checkpoint import CONFIG, POLICY, plain
-from .run_folder import dotted
+from .nested import dotted, plain
+from .run_checkpoint import CONFIG, POLICY
 from .state_files import CheckpointError
 
 __all__ = ["Resume", "find_resume"]

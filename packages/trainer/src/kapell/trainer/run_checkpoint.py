@@ -17,11 +17,12 @@ from kapell.workergroup import WorkerGroup
 from .checkpoint import BestCheckpoint, CheckpointStore
 from .config import Config
 from .durable_files import FileRecord, write_text
+from .nested import plain
 from .role_checkpoint import HUGGINGFACE, folder_records
 from .state_files import CheckpointError, read_state, write_state
 from .tokenizer import load_tokenizer
 
-__all__ = ["CONFIG", "POLICY", "RunCheckpoints", "check_tokenizer", "config_to_yaml", "plain"]
+__all__ = ["CONFIG", "POLICY", "RunCheckpoints", "check_tokenizer", "config_to_yaml"]
 
 CONFIG = "config.yaml"
 """The configuration, as ``kapell train --config`` reads it."""
@@ -95,13 +96,6 @@ class RunCheckpoints:
 def config_to_yaml(config: Config) -> str:
     """The configuration as YAML, which `kapell.trainer.config_load.load_config` reads back."""
     return yaml.safe_dump(plain(asdict(config)), sort_keys=False)
-
-
-def plain(value: Any) -> Any:
-    """Mappings as dicts and sequences as lists, as they come back from YAML."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def check_tokenizer(checkpoint: Path, tokenizer: PreTrainedTokenizerBase) -> None:

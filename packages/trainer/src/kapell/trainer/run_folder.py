@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from .durable_files import sync
 from .hooks import Hook, RunSummary
 
-__all__ = ["CURVES", "RunFiles", "dotted", "json_value", "new_run_folder", "plot_curves"]
+__all__ = ["CURVES", "RunFiles", "json_value", "new_run_folder", "plot_curves"]
 
 CURVES: Mapping[str, Sequence[str]] = {
     "reward": ("critic/score/mean", "val/score/mean"),
@@ -34,19 +34,6 @@ def new_run_folder(path: str | None) -> Path:
     folder = Path(path).expanduser() if path else Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested values under dotted keys; an empty mapping is a leaf.
-
-    >>> dict(dotted({"data": {"seed": 1}, "logger": []}))
-    {'data.seed': 1, 'logger': []}
-    """
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def json_value(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ..run_folder import dotted
+from ..nested import dotted
 
 __all__ = ["Points", "RunData", "load_run"]
 
