@@ -70,7 +70,9 @@ def make_pool(nodes):
     ],
 )
 def test_ranks_follow_uneven_nodes(make_pool, counts, local_ranks, local_sizes, node_ranks):
-    with RayWorkerGroup(make_pool(counts), ClassWithInitArgs(Sitter)) as group:
+    # Of a node's 4 CPUs two processes take 3, so that Ray cannot put two small entries on one node.
+    pool = make_pool(counts, cpus_per_process=1.5 if sum(counts) <= 3 else 0.5)
+    with RayWorkerGroup(pool, ClassWithInitArgs(Sitter)) as group:
         seats = group.seat()
     assert [seat[1] for seat in seats] == list(range(sum(counts)))
     assert [seat[2] for seat in seats] == local_ranks
@@ -96,10 +98,12 @@ def test_processes_of_one_entry_may_spread_over_nodes_when_they_need_not_be_pack
 def test_equal_nodes_come_in_the_same_order_each_time(make_pool):
     orders = []
     for _ in range(2):
-        pool = make_pool([2, 2])
+        # Each entry takes all CPUs of a node: Ray may otherwise put both on the larger node, now and then.
+        pool = make_pool([2, 2], cpus_per_process=2)
         with RayWorkerGroup(pool, ClassWithInitArgs(Sitter)) as group:
             orders.append([seat[0] for seat in group.seat()])
         pool.close()
+    assert len(set(orders[0])) == 2
     assert orders[0] == orders[1]
 
 
