@@ -55,6 +55,12 @@ def states(folder):
     return {name: record["crc32"] for name, record in files.items() if name not in ("trainer.json", "report.json")}
 
 
+def times(folder):
+    """When each file of a run was written, but for what a start writes before it looks at a checkpoint."""
+    early = {"config.yaml", ".lock", ".lock.json"}
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name not in early}
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A working directory with data, and files that need not outlive a crash of the machine."""
@@ -183,10 +189,10 @@ def test_what_a_checkpoint_does_not_fit_is_refused_and_nothing_is_changed(traine
     rows = (here / "train.jsonl").read_text().splitlines(keepends=True)
     (here / "other.jsonl").write_text("".join(rows).replace('"0+2"', '"0+2xyz"'))
     (here / "fewer.jsonl").write_text(rows[0].replace('"0+2"', '"0+12345678"') + rows[1])  # has the same characters
-    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*") if path.name != "config.yaml"}
+    before = times(trained)
     with pytest.raises((CheckpointError, FileExistsError), match=message):
         resume_runs.run(trained, overrides)
-    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*") if path.name != "config.yaml"} == before
+    assert times(trained) == before
 
 
 def test_a_run_without_checkpoints_is_not_written_over(here):

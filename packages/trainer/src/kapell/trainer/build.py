@@ -27,6 +27,7 @@ from .prepare import Prepared, prepare
 from .resume import Resume, find_resume
 from .reward_model import RewardModel, RewardModelWorker, build_reward_model
 from .run_checkpoint import POLICY, RunCheckpoints, check_tokenizer
+from .run_lock import lock_run_folder
 from .sampler import Sampling
 from .scoring import Scorer
 from .served_rollout import RolloutServerWorker, ServedRollout
@@ -48,11 +49,15 @@ def train(
 ) -> RunSummary:
     """Start the workers, train, save the model into ``folder/model`` and end the workers, whatever happens.
 
-    ``resume`` says where to begin; None for what ``trainer.resume_mode`` finds.
+    ``resume`` says where to begin; None for what ``trainer.resume_mode`` finds. Raises `RunFolderInUseError` where
+    another process trains in the folder.
     """
+    with lock_run_folder(folder):
+        return _train(prepared, folder, hooks, resume or find_resume(prepared.config, folder))
+
+
+def _train(prepared: Prepared, folder: str | Path, hooks: Sequence[Hook], resume: Resume) -> RunSummary:
     trainer_config, rollout = prepared.config.trainer, prepared.config.actor_rollout_ref.rollout
-    if resume is None:
-        resume = find_resume(prepared.config, folder)
     if resume.checkpoint is not None:
         check_tokenizer(resume.checkpoint, prepared.tokenizer)
     with worker_groups(prepared) as groups:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,10 +32,18 @@ _LOGS = ("metrics.jsonl", "samples.jsonl")
 
 
 def new_run_folder(path: str | None) -> Path:
-    """Create the folder where it does not exist; by default ``runs/<date and time>``."""
-    folder = Path(path).expanduser() if path else Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    """Create the folder where it does not exist; by default a new one, ``runs/<date and time>``."""
+    if path:
+        folder = Path(path).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    name = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    for suffix in itertools.chain([""], (f"-{number}" for number in itertools.count(2))):
+        with suppress(FileExistsError):  # of another run that began in this second
+            folder = Path("runs") / f"{name}{suffix}"
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError("there are more suffixes than folders")
 
 
 def json_value(value: Any) -> Any:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -19,7 +22,9 @@ __all__ = ["add_parser"]
 def add_parser(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser("generate", help="let a trained model answer")
-    parser.add_argument("folder", metavar="RUN", help="folder of a run, or of a Hugging Face model")
+    parser.add_argument(
+        "folder", metavar="RUN", help="folder of a run, finished or with a checkpoint, or of a Hugging Face model"
+    )
     parser.add_argument("prompts", nargs="+", metavar="PROMPT")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=None, help="sample; without it the most probable token")
@@ -35,9 +40,9 @@ def _generate(options: argparse.Namespace, console: Console) -> None:
     from ..generate import generate_texts
 
     folder = Path(options.folder).expanduser()
-    with user_mistakes():
+    with user_mistakes(), _model_of(folder) as model:
         texts = generate_texts(
-            folder / "model" if (folder / "model").is_dir() else folder,
+            model,
             options.prompts,
             max_new_tokens=options.max_new_tokens,
             temperature=options.temperature,
@@ -46,6 +51,20 @@ def _generate(options: argparse.Namespace, console: Console) -> None:
         )
     for text in texts:
         console.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def _model_of(folder: Path) -> Generator[Path]:
+    """The folder of a run's model; while it has none, of its newest checkpoint's; or the folder itself."""
+    from ..checkpoint import CheckpointStore
+    from ..export import export_model
+
+    if (folder / "model").is_dir() or not CheckpointStore(folder).steps():
+        yield folder / "model" if (folder / "model").is_dir() else folder
+        return
+    with TemporaryDirectory() as temporary:
+        export_model(folder, temporary)
+        yield Path(temporary)
 
 
 def _stop_strings(folder: Path) -> list[str]:

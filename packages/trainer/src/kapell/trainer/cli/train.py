@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,14 +39,17 @@ def _train(options: argparse.Namespace, console: Console) -> None:
         from ..failure import keep_failure
         from ..resume import find_resume
         from ..run_folder import new_run_folder
+        from ..run_lock import lock_run_folder
 
+    with ExitStack() as ends:
         with user_mistakes():
             folder = new_run_folder(config.trainer.default_local_dir)
+            ends.enter_context(lock_run_folder(folder))
             resume = find_resume(config, folder)
-    (folder / "config.yaml").write_text(resolved.to_yaml())
-    (folder / "config_origins.yaml").write_text(resolved.origins_to_yaml())
-    with keep_failure(folder):
-        _run(resolved, folder, resume, console)
+        (folder / "config.yaml").write_text(resolved.to_yaml())
+        (folder / "config_origins.yaml").write_text(resolved.origins_to_yaml())
+        with keep_failure(folder):
+            _run(resolved, folder, resume, console)
     console.print(f"Try it: [bold]kapell generate {escape(str(folder))} PROMPT[/bold]", highlight=False)
 
 
