@@ -4,15 +4,18 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from kapell.trainer.build import prepare, train
+from kapell.trainer.cli import main
 from kapell.trainer.config_load import ConfigError, load_config
 from kapell.trainer.export import export_model
 from kapell.trainer.lora import ADAPTER, Adapter, build_with_adapter, without_adapter
 from kapell.trainer.models import build_policy, new_model_config
 from kapell.trainer.run_folder import RunFiles
 from kapell.trainer.stages import Stages
+from kapell.trainer.state_files import CheckpointError
 from kapell.trainer.workers import ActorRolloutRefWorker, CriticWorker
 
 peft = pytest.importorskip("peft")
@@ -49,7 +52,7 @@ def run(tmp_path, monkeypatch):
             for cls, found in workers.items():
                 patch.setattr(cls, "__init__", _watched(cls.__init__, found))
             target = tmp_path / folder
-            target.mkdir()
+            target.mkdir(exist_ok=True)
             config = load_config(overrides=[*SMALL, *overrides]).config
             train(prepare(config, target), target, hooks=[RunFiles(target)])
         metrics = [json.loads(line) for line in (target / "metrics.jsonl").read_text().splitlines()]
@@ -99,6 +102,40 @@ def test_the_sum_and_the_adapter_are_saved_and_a_checkpoint_is_exported_as_the_s
     export_model(folder, tmp_path / "exported")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
     assert torch.allclose(logits_of(exported, batches[0]), expected, atol=1e-5)
+
+
+def test_a_checkpoint_holds_what_is_trained_and_finds_the_base_model_again(run, tmp_path):
+    _, _, _, first = run(folder="first")
+    base = first / "model"
+    options = [f"{MODEL}.path={base}", f"{MODEL}.lora_rank=2", "algorithm.adv_estimator=gae"]
+    options += ["critic.model.lora_rank=2", f"critic.model.path={base}"]
+    workers, batches, _, folder = run(*options)
+    checkpoint = folder / "global_step_2"
+    for role, of_head in (("actor", 0), ("critic", 2)):
+        names = list(load_file(checkpoint / role / "model.safetensors"))
+        assert sum("modules_to_save" in name for name in names) == of_head
+        assert all("lora_" in name or "modules_to_save" in name for name in names)
+    trained = workers[CriticWorker][0].engine.model
+    export_model(folder, tmp_path / "critic", role="critic")
+    critic = AutoModelForTokenClassification.from_pretrained(tmp_path / "critic", dtype=torch.float32)
+    assert torch.allclose(logits_of(critic, batches[0]), logits_of(trained, batches[0]), atol=1e-5)
+
+    moved = first.rename(tmp_path / "moved") / "model"
+    with pytest.raises(CheckpointError, match=f"its base model is not here .*{base}.* with --base"):
+        export_model(folder, tmp_path / "exported")
+    main(["export", str(folder), str(tmp_path / "exported"), "--base", str(moved)])
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
+    policy = workers[ActorRolloutRefWorker][0].engine.model
+    assert torch.allclose(logits_of(exported, batches[0]), logits_of(policy, batches[0]), atol=1e-5)
+
+    weights = load_file(moved / "model.safetensors")
+    weights["transformer.h.0.attn.c_proj.bias"] += 1e-3
+    save_file(weights, moved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="its adapter was trained on another base model than the one that is"):
+        export_model(folder, tmp_path / "again", base=moved)
+    moved.parent.rename(first)
+    with pytest.raises(CheckpointError, match="its adapter was trained on another base model than the one that is"):
+        run(*options, "trainer.total_training_steps=3")
 
 
 def test_a_critic_with_an_adapter_trains_it_and_its_head(run):

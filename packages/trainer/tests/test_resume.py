@@ -19,6 +19,12 @@ SCRIPT = Path(__file__).with_name("resume_runs.py")
 resume_runs = SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 VARIANTS = {
+    "lora": [
+        "algorithm.adv_estimator=gae",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.model.lora_rank=2",
+        "critic.model.lora_rank=2",
+    ],
     "grpo": ["trainer.max_ckpt_to_keep=1", "trainer.keep_best=val/exact_match", "actor_rollout_ref.actor.ppo_epochs=3"],
     "ppo": [
         "algorithm.adv_estimator=gae",
@@ -31,6 +37,7 @@ VARIANTS = {
     ],
 }
 MOMENTS = {
+    "lora": [["line", 3, 0], ["save", 4, 25]],
     "grpo": [
         ["line", 3, 0],
         ["before", 4, 0],

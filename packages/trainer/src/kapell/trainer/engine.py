@@ -16,6 +16,7 @@ from .algorithms import LossResult, Metric, merge_metrics
 from .collective import Collective, SingleCollective
 from .config import OptimConfig
 from .forward import Columns
+from .lora import split_weights, weights_checksum
 from .micro_batches import MicroBatches, joined, portions
 from .models import allow_recomputation, recompute_activations
 from .optimizers import build_optimizer, build_schedule
@@ -58,6 +59,7 @@ class TrainEngine:
         self._dtype = dtype
         self._gradient_checkpointing = gradient_checkpointing
         self._pending: Callable[[], Tensor] | None = None
+        self._frozen_checksum: int | None = None
         self.optimizer = build_optimizer(self._parameters, optim)
         self.scheduler = build_schedule(self.optimizer, optim, total_steps=total_steps)
 
@@ -134,7 +136,15 @@ class TrainEngine:
 
     def model_state(self) -> dict[str, Tensor]:
         """All weights by name, whole, whatever the strategy. Every rank must call it."""
-        return self._parallel.gathered_weights(self.model)
+        return self._parallel.gathered_weights(self.model.state_dict(keep_vars=True))
+
+    def frozen_checksum(self) -> int | None:
+        """A checksum of the weights that are not trained; None where all are. Every rank must call it."""
+        if self._frozen_checksum is None:
+            frozen = split_weights(self.model).frozen
+            whole = ((name, self._parallel.gathered(weight.detach())) for name, weight in frozen.items())
+            self._frozen_checksum = weights_checksum(whole)
+        return self._frozen_checksum
 
     def _rows(self, columns: Columns, micro_batches: MicroBatches | None) -> list[list[int]]:
         sizes = micro_batches or MicroBatches()
@@ -142,16 +152,21 @@ class TrainEngine:
         return sizes.rows(lengths, self._parallel.passes(sizes.num_for(lengths)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer and schedule, for a checkpoint: whole, whatever the strategy. Every rank must call it."""
+        """Weights that are trained, optimizer and schedule: whole, whatever the strategy. Every rank must call it."""
         return {
-            "model": self.model_state(),
+            "model": self._parallel.gathered_weights(split_weights(self.model).saved),
             "optimizer": self._parallel.gathered(self.optimizer.state_dict()),
             "scheduler": self.scheduler.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned, under this engine's own learning rate and other options."""
-        self.model.load_state_dict(self._parallel.scattered(state["model"], self.model.state_dict()))
+        """Continue from what `state_dict` returned, under this engine's own learning rate and other options.
+
+        Raises ``KeyError`` or ``RuntimeError`` for a state that is not that of this model.
+        """
+        if missing := split_weights(self.model).saved.keys() - state["model"].keys():
+            raise KeyError(f"it lacks {len(missing)} tensors, such as {min(missing)}")
+        self.model.load_state_dict(self._parallel.scattered(state["model"], self.model.state_dict()), strict=False)
         options = self.optimizer.state_dict()["param_groups"]
         moments = {
             number: {name: self._parallel.scattered(value, self._parameters[number]) for name, value in values.items()}

@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from .checkpoint import CheckpointStore, check_checkpoint
-from .lora import read_adapted, save_adapted
-from .role_checkpoint import HUGGINGFACE
-from .run_checkpoint import POLICY
+from .config_load import load_config
+from .lora import has_adapter, save_adapted, split_weights, weights_checksum
+from .prepare import model_builders
+from .role_checkpoint import HUGGINGFACE, check_base
+from .run_checkpoint import CONFIG, POLICY
 from .state_files import CheckpointError, read_state
 from .tokenizer import load_tokenizer
 
@@ -22,10 +30,18 @@ ROLES: Mapping[str, Any] = {POLICY: AutoModelForCausalLM, "critic": AutoModelFor
 """The roles that can be exported, and the transformers class that reads each."""
 
 
-def export_model(run: str | Path, folder: str | Path, *, step: str | None = None, role: str = POLICY) -> Path:
+def export_model(
+    run: str | Path,
+    folder: str | Path,
+    *,
+    step: str | None = None,
+    role: str = POLICY,
+    base: str | Path | None = None,
+) -> Path:
     """Write a role of a run's checkpoint into a new folder, with the tokenizer; the checkpoint that was read.
 
-    ``step`` is a number, ``best``, or None for the newest. ``AutoModelForCausalLM`` reads the policy, and
+    ``step`` is a number, ``best``, or None for the newest. ``base`` is the model that an adapter was trained on, where
+    that is not at the run's ``model.path`` any more. ``AutoModelForCausalLM`` reads the policy, and
     ``AutoModelForTokenClassification`` and ``critic.model.path`` the critic. Raises `CheckpointError`, and
     ``FileExistsError`` for a folder that is not empty.
     """
@@ -36,21 +52,48 @@ def export_model(run: str | Path, folder: str | Path, *, step: str | None = None
     if not (checkpoint / role).is_dir():
         present = [name for name in ROLES if (checkpoint / name).is_dir()]
         raise CheckpointError(checkpoint, f"it has no {role}; it has {', '.join(present) or 'no model'}")
+    tokenizer = load_tokenizer(checkpoint / POLICY / HUGGINGFACE)
     weights: dict[str, Tensor] = read_state(checkpoint / role, "model")
-    config = AutoConfig.from_pretrained(checkpoint / role / HUGGINGFACE, local_files_only=True)
-    dtype = next(weight.dtype for weight in weights.values() if weight.is_floating_point())
-    model = ROLES[role].from_config(config, dtype=dtype)
-    adapted = read_adapted(model, checkpoint / role / HUGGINGFACE)
-    try:
-        (adapted or model).load_state_dict(weights)
-    except RuntimeError as error:
-        raise CheckpointError(checkpoint / role, f"its weights are not those of its configuration: {error}") from error
-    if adapted:
-        save_adapted(adapted, target)
+    model = _adapted(checkpoint, role, tokenizer, base) or _whole(checkpoint / role, weights, ROLES[role])
+    found = model.load_state_dict(weights, strict=False)
+    if different := [*found.unexpected_keys, *(split_weights(model).saved.keys() - weights.keys())]:
+        raise CheckpointError(checkpoint / role, f"its weights are not those of its configuration: {different}")
+    if has_adapter(model):
+        save_adapted(model, target)
     else:
         model.save_pretrained(target)
-    load_tokenizer(checkpoint / POLICY / HUGGINGFACE).save_pretrained(target)
+    tokenizer.save_pretrained(target)
     return checkpoint
+
+
+def _whole(folder: Path, weights: Mapping[str, Tensor], auto_class: Any) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(folder / HUGGINGFACE, local_files_only=True)
+    dtype = next(weight.dtype for weight in weights.values() if weight.is_floating_point())
+    return auto_class.from_config(config, dtype=dtype)
+
+
+def _adapted(
+    checkpoint: Path, role: str, tokenizer: PreTrainedTokenizerBase, base: str | Path | None
+) -> PreTrainedModel | None:
+    """The base model of the run with its adapter as it began; None where the run trained all weights."""
+    config = load_config([checkpoint / CONFIG]).config
+    model = config.actor_rollout_ref.model if role == POLICY else config.critic.model
+    if not model.lora_rank:
+        return None
+    if base is not None:
+        own = role != POLICY and config.critic.model.path is not None  # the critic did not begin as the policy
+        paths = [f"actor_rollout_ref.model.path={base}", f"critic.model.path={base if own else 'null'}"]
+        config = load_config([checkpoint / CONFIG], paths).config
+    try:
+        policy, critic = model_builders(config, tokenizer)
+        adapted = policy() if role == POLICY else critic()
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            checkpoint, f"its base model is not here ({error}); say where it is with --base"
+        ) from error
+    saved = read_state(checkpoint / role, "optimizer")["base"]
+    check_base(checkpoint / role, saved, weights_checksum(split_weights(adapted).frozen.items()))
+    return adapted
 
 
 def find_checkpoint(run: str | Path, step: str | None = None) -> Path:

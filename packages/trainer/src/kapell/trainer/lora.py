@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .models import drawn_from
@@ -19,9 +22,9 @@ __all__ = [
     "Adapter",
     "build_with_adapter",
     "has_adapter",
-    "read_adapted",
     "save_adapted",
-    "save_adapter_config",
+    "split_weights",
+    "weights_checksum",
     "without_adapter",
 ]
 
@@ -29,7 +32,7 @@ ADAPTER = "lora_adapter"
 """Folder, in that of a saved model, with the adapter alone, which ``peft.PeftModel.from_pretrained`` reads."""
 
 _HEADS = ["classifier", "score"]  # of a value model; they are new, so peft trains them whole
-_ADAPTER_CONFIG = "adapter_config.json"  # peft's name
+_UNUSED = ".original_module."  # the drawn head that peft keeps beside the trained one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +86,29 @@ def save_adapted(model: Any, folder: str | Path) -> None:
     model.merge_and_unload().save_pretrained(folder)
 
 
-def save_adapter_config(model: Any, folder: str | Path) -> None:
-    """Write how the adapter is made, so that `read_adapted` can make it again; nothing for a model without one."""
-    if has_adapter(model):
-        model.peft_config["default"].save_pretrained(folder)
+class SplitWeights(NamedTuple):
+    """Weights by name."""
+
+    saved: dict[str, Tensor]
+    """What training changes, or may: trained parameters, and buffers."""
+    frozen: dict[str, Tensor]
+    """What the model was built with and keeps."""
 
 
-def read_adapted(model: PreTrainedModel, folder: str | Path) -> Any:
-    """The model with a new adapter of the kind that `save_adapter_config` wrote; None where it wrote nothing."""
-    if not (Path(folder) / _ADAPTER_CONFIG).is_file():
-        return None
-    peft = importlib.import_module("peft")
-    return peft.get_peft_model(model, peft.PeftConfig.from_pretrained(str(folder)))
+def split_weights(model: PreTrainedModel) -> SplitWeights:
+    """The model's weights by whether a checkpoint needs them; tied ones are one object."""
+    state = model.state_dict(keep_vars=True)
+    frozen = {name for name, weight in state.items() if isinstance(weight, nn.Parameter) and not weight.requires_grad}
+    return SplitWeights(
+        saved={name: weight for name, weight in state.items() if name not in frozen},
+        frozen={name: state[name] for name in state if name in frozen and _UNUSED not in name},
+    )
+
+
+def weights_checksum(weights: Iterable[tuple[str, Tensor]]) -> int | None:
+    """A checksum of names and values; None without any."""
+    checksum = None
+    for name, weight in weights:
+        values = weight.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
+        checksum = zlib.crc32(values, zlib.crc32(name.encode(), checksum or 0))
+    return checksum

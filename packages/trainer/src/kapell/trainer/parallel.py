@@ -40,9 +40,9 @@ class Parallelism(ABC):
         """Within the block each rank runs the model by itself, without gradients."""
         yield
 
-    def gathered_weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """All weights by name, whole; tied ones are one tensor."""
-        return dict(model.state_dict())
+    def gathered_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights by name, whole; tied ones, which are one object, are one tensor."""
+        return {name: weight.detach() for name, weight in weights.items()}
 
     def gathered(self, state: Any) -> Any:
         """A state with whole tensors."""
@@ -117,14 +117,13 @@ class Sharded(Parallelism):
                 module.reshard()
                 module.set_reshard_after_forward(True, recurse=False)
 
-    def gathered_weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """All weights, on each rank."""
+    def gathered_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same on each rank."""
         whole: dict[int, Tensor] = {}
-        state = model.state_dict(keep_vars=True)  # in which tied weights are one object
-        for weight in state.values():
+        for weight in weights.values():
             if id(weight) not in whole:
                 whole[id(weight)] = self.gathered(weight.detach())
-        return {name: whole[id(weight)] for name, weight in state.items()}
+        return {name: whole[id(weight)] for name, weight in weights.items()}
 
     def gathered(self, state: Any) -> Any:
         """A state with whole tensors on each rank."""

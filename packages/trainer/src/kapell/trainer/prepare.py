@@ -24,7 +24,7 @@ from .scoring import Scorer
 from .tasks import reverse_digits
 from .tokenizer import build_character_tokenizer, load_tokenizer
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "model_builders", "prepare"]
 
 _logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
     sources = list(dict.fromkeys(row.data_source for row in [*train_rows, *val_rows]))
     if (model := config.reward.reward_model).enable:
         check_reward_model(str(model.path), vocab_size=None if model.use_own_tokenizer else len(tokenizer))
-    policy, critic = _model_builders(config, tokenizer)
+    policy, critic = model_builders(config, tokenizer)
     return Prepared(
         config=config,
         tokenizer=tokenizer,
@@ -132,9 +132,10 @@ def _tokenizer(config: Config, rows: Sequence[PromptRow]) -> PreTrainedTokenizer
     return build_character_tokenizer(set().union(*map(set, texts)))
 
 
-def _model_builders(
+def model_builders(
     config: Config, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Callable[[], PreTrainedModel], Callable[[], PreTrainedModel]]:
+    """Functions that make the policy and the value model as training finds them, each time with equal weights."""
     model, data = config.actor_rollout_ref.model, config.data
     if model.path is None:
         hf_config: PreTrainedConfig = new_model_config(

@@ -1,6 +1,7 @@
 """What a role writes into a checkpoint: rank 0 what all ranks share, and each rank its own random states.
 
-``model`` and ``optimizer`` hold the whole state, so that any number of ranks can continue from them.
+``model`` and ``optimizer`` hold the whole state, so that any number of ranks can continue from them; but of weights
+that are not trained, those below an adapter, only a checksum: a run builds them from its configuration.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from typing import Any
 
 from .durable_files import FileRecord, file_record, sync
 from .engine import TrainEngine
-from .lora import save_adapter_config
 from .random_states import random_states, set_random_states
 from .state_files import CheckpointError, read_state, write_state
 
-__all__ = ["HUGGINGFACE", "folder_records", "load_role", "save_role"]
+__all__ = ["HUGGINGFACE", "check_base", "folder_records", "load_role", "save_role"]
 
 HUGGINGFACE = "huggingface"
 """Folder with the model's configuration, and with the policy's tokenizer."""
@@ -25,13 +25,12 @@ def save_role(folder: str | Path, engine: TrainEngine, extra: Mapping[str, Any],
     """Write this rank's part; the record of each file by its path in ``folder``. Every rank must call it."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    state = engine.state_dict()
+    state, base = engine.state_dict(), engine.frozen_checksum()
     records = write_state(path, _own(rank), {"random": random_states()})
     if rank == 0:
         records |= write_state(path, "model", state.pop("model"))
-        records |= write_state(path, "optimizer", {**state, "extra": dict(extra)})
+        records |= write_state(path, "optimizer", {**state, "base": base, "extra": dict(extra)})
         engine.model.config.save_pretrained(path / HUGGINGFACE)
-        save_adapter_config(engine.model, path / HUGGINGFACE)
         records |= folder_records(path, HUGGINGFACE)
     return records
 
@@ -40,12 +39,13 @@ def load_role(folder: str | Path, engine: TrainEngine, *, rank: int) -> dict[str
     """Continue from what `save_role` wrote, and return its ``extra``.
 
     A rank that the saved run did not have keeps its random states. Raises `CheckpointError` where the weights do not
-    fit the model.
+    fit the model, or the adapter was trained on other weights than the model's.
     """
     path = Path(folder)
     weights, others = read_state(path, "model"), read_state(path, "optimizer")
-    extra = others.pop("extra")
+    extra, base = others.pop("extra"), others.pop("base")
     _check_shapes(path, weights, engine)
+    check_base(path, base, engine.frozen_checksum())
     try:
         engine.load_state_dict({"model": weights, **others})
     except (RuntimeError, ValueError, KeyError) as error:
@@ -53,6 +53,16 @@ def load_role(folder: str | Path, engine: TrainEngine, *, rank: int) -> dict[str
     if (path / f"{_own(rank)}.json").exists():
         set_random_states(read_state(path, _own(rank))["random"])
     return extra
+
+
+def check_base(path: Path, saved: int | None, here: int | None) -> None:
+    """Raise `CheckpointError` where the weights below an adapter are others than the saved ones, by their checksums."""
+    if saved != here:
+        raise CheckpointError(
+            path,
+            "its adapter was trained on another base model than the one that is here now; give the model's keys (and "
+            "trainer.seed, from which a new model is drawn) as they were, and the files of the base model",
+        )
 
 
 def folder_records(root: Path, name: str) -> dict[str, FileRecord]:

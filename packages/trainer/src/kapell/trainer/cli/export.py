@@ -22,6 +22,9 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="where to write the model and its tokenizer")
     parser.add_argument("--step", metavar="N", help="which checkpoint, or `best`; the newest by default")
     parser.add_argument("--role", default="actor", choices=("actor", "critic"), help="which of its models")
+    parser.add_argument(
+        "--base", metavar="FOLDER", help="the base model of an adapter; where the run had it by default"
+    )
     parser.set_defaults(run=_export)
 
 
@@ -30,5 +33,7 @@ def _export(options: argparse.Namespace, console: Console) -> None:
     from ..export import export_model
 
     with user_mistakes():
-        checkpoint = export_model(options.source, options.folder, step=options.step, role=options.role)
+        checkpoint = export_model(
+            options.source, options.folder, step=options.step, role=options.role, base=options.base
+        )
     console.print(f"wrote {options.role} of {checkpoint} to {options.folder}", markup=False, highlight=False)
