@@ -307,3 +307,36 @@ def test_gathering_over_a_process_group_of_one(batch, tmp_path):
             all_gather_data_proto({}, None)
     finally:
         torch.distributed.destroy_process_group()
+
+
+LARGE_ROWS = 3000  # two parts of them, 1 kB a row each, are joined and taken on huge pages
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.uint16])
+def test_large_joins_and_selections_have_the_values_of_small_ones(dtype):
+    values = (torch.arange(LARGE_ROWS) % 2).to(dtype)[:, None].expand(-1, 1024).contiguous()
+    batch = DataProto.from_dict({"x": values})
+    joined = DataProto.concat([batch, batch[:7]])
+    assert torch.equal(
+        joined.batch["x"],
+        torch.from_numpy(np.concatenate([values.view(torch.uint8).numpy()] * 2))[: LARGE_ROWS + 7].view(dtype),
+    )
+    picked = joined[[LARGE_ROWS, *range(LARGE_ROWS)]]
+    assert torch.equal(picked.batch["x"][1:], values)
+    picked.batch["x"][:] = 0
+    assert torch.equal(joined.batch["x"][:LARGE_ROWS], values)
+
+
+@pytest.mark.parametrize("rows", [3, LARGE_ROWS])
+def test_joins_and_selections_stay_in_the_graph(rows):
+    weights = torch.ones(rows, 1024, requires_grad=True)
+    batch = DataProto.from_dict({"x": weights * 2})
+    joined = DataProto.concat([batch, batch])[list(range(rows + 1))]
+    joined.batch["x"].sum().backward()
+    assert weights.grad.sum() == 2 * 1024 * (rows + 1)
+
+
+def test_large_pieces_whose_rows_differ_are_refused_by_name():
+    parts = [DataProto.from_dict({"x": torch.zeros(LARGE_ROWS, width)}) for width in (1024, 1023)]
+    with pytest.raises(ValueError, match=r"'x'.*shape of a row"):
+        DataProto.concat(parts)

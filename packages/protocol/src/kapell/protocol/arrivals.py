@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from kapell.protocol.columns.memory import HUGE_BYTES
 from kapell.protocol.read_only import ReadOnlyTensor, writable_view
 
 __all__ = ["Arrivals"]
 
-# numpy asks for huge pages from here on, and touching fresh ordinary pages costs several times what copying does: so
-# small pieces share one piece of memory.
-_HUGE = 1 << 22
 _ALIGNMENT = 64  # bytes, as torch aligns its own
 
 
@@ -86,11 +84,12 @@ class Arrivals:
         return copy
 
     def _copy(self, source: np.ndarray) -> np.ndarray:
-        if source.nbytes >= _HUGE:
+        if source.nbytes >= HUGE_BYTES:
             return source.copy()
+        # Small pieces share one piece of memory, so that they get huge pages too.
         if source.nbytes > self._block.nbytes:
             sizes = [memoryview(piece).nbytes for piece in self._pieces]
-            self._block = np.empty(sum(_aligned(size) for size in sizes if size < _HUGE), dtype=np.uint8)
+            self._block = np.empty(sum(_aligned(size) for size in sizes if size < HUGE_BYTES), dtype=np.uint8)
         copy, self._block = self._block[: source.nbytes], self._block[_aligned(source.nbytes) :]
         copy[:] = source
         return copy

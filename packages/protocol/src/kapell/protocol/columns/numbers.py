@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from kapell.protocol.columns.jagged import cut_jagged, is_jagged, join_jagged, take_jagged
+from kapell.protocol.columns.memory import large_output
 from kapell.protocol.columns.objects import flat_objects
 from kapell.protocol.columns.registry import ColumnKind, require_one
 
@@ -33,6 +34,11 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype in _EVERYWHERE else tensor.view(_SAME_SIZE_INTEGER[tensor.element_size()])
 
 
+def _as(dtype: torch.dtype, bits: torch.Tensor) -> torch.Tensor:
+    """Undo `_bits`. A view of the same dtype would leave autograd's graph."""
+    return bits if bits.dtype == dtype else bits.view(dtype)
+
+
 class _Dense:
     name = "tensor"
 
@@ -44,7 +50,9 @@ class _Dense:
 
     def take(self, column: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         rows_at = torch.from_numpy(rows).to(column.device)
-        return _bits(column).index_select(0, rows_at).view(column.dtype)
+        bits = _bits(column)
+        out = large_output([bits], (len(rows), *bits.shape[1:]))
+        return _as(column.dtype, torch.index_select(bits, 0, rows_at, out=out))
 
     def cut(self, column: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         return column[start:stop]
@@ -59,9 +67,10 @@ class _Dense:
     def join(self, columns: Sequence[torch.Tensor]) -> torch.Tensor:
         if len({column.dtype for column in columns}) == 1:
             dtype = columns[0].dtype
-            pieces = columns if dtype in _EVERYWHERE else [_bits(column) for column in columns]
+            pieces = list(columns if dtype in _EVERYWHERE else map(_bits, columns))
+            out = large_output(pieces, (sum(map(len, pieces)), *pieces[0].shape[1:]))
             try:
-                return torch.cat(list(pieces), dim=0).view(dtype)
+                return _as(dtype, torch.cat(pieces, dim=0, out=out))
             except RuntimeError:  # of which the shapes or devices are the usual reason, and then said better below
                 require_one("device", [column.device for column in columns])
                 require_one("shape of a row", [tuple(column.shape[1:]) for column in columns])
