@@ -5,7 +5,7 @@ import pytest
 
 from kapell.trainer.code_reward import CallTests, CodeReward, ProgramTests, extract_code, parse_tests
 from kapell.trainer.reward import RewardError
-from kapell.trainer.sandbox import SandboxLimits
+from kapell.trainer.sandbox import SandboxLimits, run_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can confine a process without privileges")
 
@@ -51,6 +51,19 @@ def test_functions_are_called_with_arguments():
 def test_values_of_another_spelling_are_equal():
     tests = ["assert f(3) == set((1, 2, 3))", "assert f(0) == set()"]
     assert score("def f(n): return set(range(n, 0, -1)) or frozenset()", tests)["num_passed"] == 1.0
+
+
+@pytest.mark.parametrize(("expected", "processes"), [("(1, 'a')", 1), ("tuple([1, 'a'])", 2)])
+def test_expected_values_that_are_plain_data_take_no_process_of_their_own(monkeypatch, expected, processes):
+    started = []
+
+    def run(*arguments, **options):
+        started.append(arguments)
+        return run_python(*arguments, **options)
+
+    monkeypatch.setattr("kapell.trainer.code_reward.run_python", run)
+    assert score("def f(): return 1, 'a'", [f"assert f() == {expected}"])["score"] == 1.0
+    assert len(started) == processes
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,10 @@ import builtins
 import ctypes
 import json
 import os
-import platform
 import resource
 import struct
 import sys
-import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 __all__ = ["confine", "main"]
@@ -64,18 +62,18 @@ _FORBIDDEN_CALLS = {
 }
 
 
-def confine(limits: Mapping[str, int], folder: str) -> list[str]:
+def confine(limits: Mapping[str, int], folder: str, libraries: Sequence[str]) -> list[str]:
     """Give up, for good, every right that computing needs none of.
 
-    Returns which of ``network``, ``files`` and ``processes`` the system could close.
+    Files are left in ``folder``, and for reading in ``libraries`` and where this interpreter imports from. Returns
+    which of ``network``, ``files`` and ``processes`` the system could close.
     """
     closed = set()
-    machine = platform.machine()
     libc = ctypes.CDLL(None)
     if sys.platform == "linux":
         libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC)  # a second wall, where allowed
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        if _landlock(libc, folder):
+        if _landlock(libc, folder, libraries):
             closed.add("files")
     for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}", None)
@@ -86,13 +84,13 @@ def confine(limits: Mapping[str, int], folder: str) -> list[str]:
     if sys.platform == "linux":
         header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
         libc.capset(header, bytes(24))  # limits bind root too, once it has no capabilities
+        machine = os.uname().machine
         if machine in _FORBIDDEN_CALLS and _seccomp(libc, _AUDIT_ARCH[machine], _FORBIDDEN_CALLS[machine]):
             closed |= {"network", "processes"}
     return sorted(closed)
 
 
-def _landlock(libc: Any, folder: str) -> bool:
-    """Reading is left for Python's own library and the shared objects it loads, everything for ``folder``."""
+def _landlock(libc: Any, folder: str, libraries: Sequence[str]) -> bool:
     version = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         return False
@@ -104,9 +102,7 @@ def _landlock(libc: Any, folder: str) -> bool:
     rules = libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0)
     if rules < 0:
         return False
-    library = sysconfig.get_paths()
-    folders = {library["stdlib"], library["platstdlib"], sysconfig.get_config_var("LIBDIR"), "/lib", "/lib64"}
-    allowed = dict.fromkeys((*folders, "/usr/lib", "/usr/lib64"), _LANDLOCK_READ)
+    allowed = dict.fromkeys((*sys.path, *libraries), _LANDLOCK_READ)
     allowed |= dict.fromkeys(("/dev/null", "/dev/urandom", "/etc/ld.so.cache"), _LANDLOCK_READ_FILE)
     for path, access in {**allowed, folder: rights}.items():
         if path and os.path.exists(path):
@@ -156,7 +152,7 @@ def main() -> None:
         out.flush()
 
     sys.argv = ["code.py"]
-    closed = confine(request["limits"], request["folder"])
+    closed = confine(request["limits"], request["folder"], request["libraries"])
     answer({"closed": closed})
     if set(request["required"]) <= set(closed):
         _run(request, answer)
