@@ -196,8 +196,16 @@ def test_an_answer_ends_at_a_stop_string_of_the_command_or_of_the_run(here, caps
     assert answer("--stop", first) == whole[: whole.index(first) + 1]
 
 
-def test_the_configuration_is_shown_with_its_origins(here, capsys):
-    main(["config", "trainer.seed=7"])
-    line = next(line for line in capsys.readouterr().out.splitlines() if "trainer.seed" in line)
-    assert "7" in line
-    assert "command line" in line
+@pytest.mark.parametrize("columns", [None, "80"])
+def test_the_configuration_is_shown_with_its_origins_and_each_key_in_full(here, capsys, monkeypatch, columns):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    key = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+    main(["config", f"{key}=7000"])
+    line = next(line for line in capsys.readouterr().out.splitlines() if key in line)
+    assert "7000" in line
+    assert "command" in line
+    main(["config"])
+    line = next(line for line in capsys.readouterr().out.splitlines() if "trainer.keep_best " in line)
+    assert "null" in line

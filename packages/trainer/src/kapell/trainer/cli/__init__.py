@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,13 +17,15 @@ __all__ = ["main"]
 
 _COMMANDS = (train, show_config, plan, explain, doctor, generate, export, samples, report)
 _USAGE_ERROR = 2
+_FILE_WIDTH = 1000  # of tables in a file or pipe, where a search should find a whole line
 _INTERRUPTED = 130  # as shells report a program that Ctrl-C ended
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its status."""
     options = _parser().parse_args(arguments)
-    console = Console()
+    to_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(width=None if to_terminal else _FILE_WIDTH)
     errors = Console(stderr=True)
     try:
         status = options.run(options, console)

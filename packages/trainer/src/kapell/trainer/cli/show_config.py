@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -25,8 +26,12 @@ def add_parser(commands: Commands) -> None:
 
 
 def _show(options: argparse.Namespace, console: Console) -> None:
-    table = Table("key", "value", "from")
+    table = Table()
+    table.add_column("key", no_wrap=True)  # a key that is cut short is no key
+    table.add_column("value", overflow="fold")
+    table.add_column("from", overflow="fold", min_width=len("default"))
     for key, value, origin in load(options).leaves():
         style = None if origin == "default" else "bold"
-        table.add_row(key, escape(str(value)), escape(origin), style=style)
+        shown = value if isinstance(value, str) else json.dumps(value)  # as it may be given again
+        table.add_row(key, escape(shown), escape(origin), style=style)
     console.print(table)
