@@ -11,6 +11,7 @@ from kapell.trainer.cli import main
 from kapell.trainer.config import Config
 from kapell.trainer.config_load import load_config
 from kapell.trainer.inactive import inactive_keys, inactive_settings
+from kapell.trainer.lora import build_with_adapter
 from kapell.trainer.plan import plan_run
 
 KL = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", "actor_rollout_ref.actor.use_kl_loss=true"]
@@ -59,6 +60,24 @@ def test_every_role_of_a_large_configuration_has_a_reason_and_a_place():
     assert [(pool.name, pool.processes) for pool in found.pools] == [("workers", 2), ("reward_model", 1)]
     assert [call.role for call in stage(found, "reward").calls] == ["reward_model"]
     assert "rollout" in {call.role for call in stage(found, "gen").calls}
+
+
+def test_what_an_adapter_changes_is_shown_and_the_step_in_small_has_one(monkeypatch):
+    lora = ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.target_modules=[q_proj]", *KL]
+    lora += ["algorithm.adv_estimator=gae", "critic.model.lora_rank=4"]
+    built = []
+
+    def recording(build, adapter, *, seed):
+        built.append(adapter.task_type)
+        return build_with_adapter(build, adapter, seed=seed)
+
+    monkeypatch.setattr("kapell.trainer.prepare.build_with_adapter", recording)
+    found = plan(*lora)
+    assert sorted(built) == ["CAUSAL_LM", "TOKEN_CLS"]
+    policy, critic = (role.reason for role in found.roles)
+    assert policy.startswith("the policy: an adapter of rank 8 on it is trained and samples; keeps itself without the")
+    assert critic.endswith("needs values; an adapter of rank 4 and the head are trained")
+    assert stage(found, "ref").calls[0].method == "compute_ref_log_prob"
 
 
 def test_columns_follow_the_algorithm():

@@ -108,7 +108,10 @@ def _roles(config: Config, seen: StandInRun) -> list[PlannedRole]:
 
 def _reason_of_policy(config: Config) -> str:
     policy = config.actor_rollout_ref
-    duties = ["is trained"] + (["samples"] if policy.rollout.name != "openai" else [])
+    rank = policy.model.lora_rank
+    duties = [f"an adapter of rank {rank} on it is trained" if rank else "is trained"] + (
+        ["samples"] if policy.rollout.name != "openai" else []
+    )
     asking = [
         key
         for key, on in (
@@ -131,9 +134,15 @@ def _reference_of(config: Config) -> str:
     return "itself without the adapter" if policy.model.lora_rank else "a frozen copy"
 
 
+def _reason_of_critic(config: Config) -> str:
+    rank = config.critic.model.lora_rank
+    trained = f"; an adapter of rank {rank} and the head are trained" if rank else ""
+    return f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs values{trained}"
+
+
 _REASONS: Mapping[str, Callable[[Config], str]] = {
     "actor_rollout_ref": _reason_of_policy,
-    "critic": lambda config: f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs values",
+    "critic": _reason_of_critic,
     "rollout": lambda config: (
         f"actor_rollout_ref.rollout.name=openai: the server at {config.actor_rollout_ref.rollout.server.url} samples"
     ),

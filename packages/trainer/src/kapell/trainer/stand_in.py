@@ -89,13 +89,17 @@ def _small(config: Config, folder: Path) -> Config:
         data=DataConfig(train_files=[str(_write_prompts(folder))], train_batch_size=_PROMPTS, max_response_length=4),
         actor_rollout_ref=replace(
             policy,
-            model=_MODEL,
+            model=replace(_MODEL, lora_rank=min(policy.model.lora_rank, 1)),
             ref=replace(policy.ref, model=RefModelConfig()),
             actor=actor,
             rollout=replace(policy.rollout, n=min(policy.rollout.n, 2)),
         ),
         critic=replace(
-            config.critic, model=CriticModelConfig(), ppo_epochs=1, ppo_mini_batch_size=None, strategy="ddp"
+            config.critic,
+            model=CriticModelConfig(lora_rank=min(config.critic.model.lora_rank, 1)),
+            ppo_epochs=1,
+            ppo_mini_batch_size=None,
+            strategy="ddp",
         ),
         reward=RewardConfig(reward_model=_small_reward_model(config, folder)),
         trainer=TrainerConfig(n_gpus_per_node=1, total_training_steps=1, logger=[]),
