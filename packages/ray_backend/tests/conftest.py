@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 
 import pytest
@@ -56,3 +57,11 @@ def wait_until():
         return condition()
 
     return wait
+
+
+@pytest.fixture
+def deaf_address():
+    """An address of this machine where nobody listens and nobody else can."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from contextlib import suppress
@@ -105,14 +106,29 @@ def test_a_controller_that_fails_or_is_interrupted_leaves_nothing(backend, clust
     assert not [name for name in ray.util.list_named_actors(all_namespaces=True) if "leaving_" in name["name"]]
 
 
-def test_a_ray_started_here_stays_on_loopback_where_asked_and_goes_with_its_shared_memory(wait_until):
+@pytest.fixture
+def killed_ray(deaf_address):
+    """A folder in which a Ray that was killed has left its address; short, for the sake of its sockets' names."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        left = Path(folder, "ray", "ray_current_cluster")
+        left.parent.mkdir()
+        left.write_text(deaf_address)
+        yield folder
+
+
+def test_a_ray_started_here_although_a_killed_one_left_its_address_stays_on_loopback_and_goes_with_its_shared_memory(
+    killed_ray, deaf_address, monkeypatch, wait_until
+):
+    for name in ("RAY_ADDRESS", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
     before = set(os.listdir("/dev/shm"))
-    program = start("local", "input()\nbackend.close()", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+    program = start("auto", "input()\nbackend.close()", RAY_TMPDIR=killed_ray)
     pids = pids_of(program)
     addresses = listening_addresses(family_of(program.pid))
     assert addresses
     assert all(address.is_loopback for address in addresses), addresses
     _, errors = program.communicate("\n", timeout=120)
     assert program.returncode == 0, errors
+    assert f"nothing answers at {deaf_address}" in errors
     assert wait_until(lambda: not any(map(runs, pids)))
     assert wait_until(lambda: not {name for name in set(os.listdir("/dev/shm")) - before if "plasma" in name})

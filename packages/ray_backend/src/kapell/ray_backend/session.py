@@ -5,6 +5,10 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,8 +18,8 @@ __all__ = ["ensure_ray"]
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
-_ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # read by Ray when it is imported, on every system
 _MIN_LOGICAL_CPUS = 16  # on a laptop a CPU is a place for a process, not a core: roles outnumber cores
+_ANSWER_SECONDS = 5.0  # for a head node to accept a connection; Ray itself asks for minutes
 
 
 def ensure_ray(
@@ -28,22 +32,17 @@ def ensure_ray(
 ) -> bool:
     """Join the Ray at ``address``; by default the one in ``RAY_ADDRESS`` or on this machine, else start one here.
 
-    A Ray started here has ``num_cpus`` logical CPUs (at least 16 when not given, so that small pools fit any laptop);
-    ``address="local"`` starts one in any case. It is asked to stay on the loopback interface; newer versions of Ray do
-    so only with ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0`` in the environment before Python starts, and say so in the log
-    here otherwise. ``options`` go to ``ray.init``. False when this process was connected already.
+    A Ray started here has ``num_cpus`` logical CPUs (at least 16 when not given, so that small pools fit any laptop)
+    and stays on the loopback interface, except where Ray was imported before this package; then the log says where it
+    listens. ``address="local"`` starts one in any case. ``options`` go to ``ray.init``. False when this process was
+    connected already. Raises ``ConnectionError`` when nothing answers at an address that was named.
     """
     if ray.is_initialized():
         return False
     options = {"logging_level": logging.WARNING, "namespace": namespace, **options}
-    if address != "local":
-        try:
-            ray.init(address=address, **options)
-        except ConnectionError:
-            if address != "auto" or os.environ.get("RAY_ADDRESS"):
-                raise  # a cluster was named: starting another one here would hide that it is not there
-        else:
-            return True
+    named = address if address != "auto" else os.environ.get("RAY_ADDRESS") or "auto"
+    if named != "local" and _joined(named, address, options):
+        return True
     cpus = num_cpus or max(os.cpu_count() or 1, _MIN_LOGICAL_CPUS)
     logger.info("no Ray is running; starting one with %d logical CPUs", cpus)
     ray.init(address="local", num_cpus=cpus, include_dashboard=dashboard, _node_ip_address=_LOOPBACK, **options)
@@ -51,15 +50,69 @@ def ensure_ray(
     return True
 
 
+def _joined(named: str, address: str, options: dict[str, Any]) -> bool:
+    """Join what is named; where nothing is, whatever runs on this machine, if anything does."""
+    if named != "auto":
+        if silence := _silence_of(named):
+            # Starting another one here would hide that the cluster is not there.
+            source = "" if named == address else ", which RAY_ADDRESS names"
+            raise ConnectionError(
+                f"no Ray answers at {named}{source} ({silence}); start it there with `ray start --head`, or name none "
+                f"to have one started on this machine"
+            )
+        try:
+            ray.init(address=address, **options)
+        except ConnectionError as error:
+            error.add_note(
+                f"something listens at {named}; Ray since 2.59 asks for a token unless it was told "
+                "otherwise: set RAY_AUTH_MODE=token"
+            )
+            raise
+        return True
+    # Ray would try for minutes to reach what a killed one has left in its file.
+    left = _address_left_by_ray_start(options.get("_temp_dir"))
+    if left and (silence := _silence_of(left)):
+        logger.warning("nothing answers at %s, where a Ray ran on this machine before (%s)", left, silence)
+        return False
+    try:
+        ray.init(address="auto", **options)
+    except ConnectionError:
+        return False
+    return True
+
+
+def _address_left_by_ray_start(folder: str | None) -> str:
+    """What `ray start` has written down and `ray stop` removes; empty without it."""
+    # Ray on macOS keeps to /tmp, whatever TMPDIR says.
+    system = "/tmp" if sys.platform == "darwin" else tempfile.gettempdir()
+    path = Path(folder or Path(os.environ.get("RAY_TMPDIR", system)) / "ray") / "ray_current_cluster"
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _silence_of(address: str) -> str:
+    """Why nobody answers at ``host:port``; empty when somebody does, or when the address has another form."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return ""  # for Ray to judge
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 def _say_where_it_listens() -> None:
-    """Ray replaces a loopback address by the machine's own, unless it is told to stay on one machine."""
+    """Ray replaces a loopback address by the machine's own, unless it was imported by this package."""
     address = ray.util.get_node_ip_address()
     if ipaddress.ip_address(address.strip("[]")).is_loopback:
         return
     guarded = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
     logger.log(
         logging.INFO if guarded else logging.WARNING,
-        "Ray %s listens at %s and asks whoever connects %s; to keep it on the loopback interface, set %s=0 before "
-        "Python starts",
-        ray.__version__, address, "for a token" if guarded else "nothing", _ONE_MACHINE,
+        "Ray %s listens at %s and asks whoever connects %s; to keep it on the loopback interface, import "
+        "kapell.ray_backend before ray, or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before Python starts",
+        ray.__version__, address, "for a token" if guarded else "nothing",
     )  # fmt: skip
