@@ -21,6 +21,16 @@ exec "$@"
 """
 
 
+# Stands for the library through which Ray asks AMD's driver; Python runs a module of this name when it starts.
+AMD_LIBRARY = """
+import sys, types
+library = types.ModuleType("ray._private.thirdparty.pyamdsmi")
+library.smi_initialize = library.smi_shutdown = lambda: None
+library.smi_get_device_count = lambda: 2
+sys.modules[library.__name__] = library
+"""
+
+
 class Looker(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def see(self, *names):
@@ -30,6 +40,26 @@ class Looker(Worker):
 @pytest.fixture(scope="module")
 def nsys_log(tmp_path_factory):
     return tmp_path_factory.mktemp("nsys") / "log"
+
+
+@pytest.fixture
+def alive(wait_until):
+    """Waits until so many nodes are; a program that joins takes any node of this host that it believes alive."""
+    return lambda count: wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == count)
+
+
+@pytest.fixture
+def amd_node(backend, cluster, alive, tmp_path):
+    """A node that says it has two GPUs of AMD's make, which pools ask for by type."""
+    (tmp_path / "sitecustomize.py").write_text(AMD_LIBRARY)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    before = sum(node["Alive"] for node in ray.nodes())
+    mark = {"accelerator_type:AMD": 1}
+    node = cluster.add_node(num_cpus=4, num_gpus=2, resources=mark, env_vars={"PYTHONPATH": path})
+    cluster.wait_for_nodes()
+    yield node
+    cluster.remove_node(node)
+    assert alive(before)
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +105,43 @@ def test_where_ray_leaves_visible_devices_alone_the_local_rank_is_the_device(dev
         assert world_size == "1"
 
 
-def test_each_worker_sees_its_own_npu(device_node):
+def test_a_group_beside_one_that_sees_all_devices_has_its_device_too(device_node):
+    noset = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+    looker = ClassWithInitArgs(Looker)
+    with (
+        RayResourcePool([1], max_colocate_count=1, timeout=240) as first,
+        RayResourcePool([1], max_colocate_count=1, timeout=240) as second,
+        RayWorkerGroup(first, looker, worker_env=noset) as one,
+        RayWorkerGroup(second, looker, worker_env=noset) as other,
+        RayWorkerGroup(sharing_with=one, ray_cls_with_init=looker) as beside_one,
+        RayWorkerGroup(sharing_with=other, ray_cls_with_init=looker) as beside_other,
+    ):
+        ranks = [group.see("LOCAL_RANK") for group in (one, other, beside_one, beside_other)]
+        assert ranks[:2] in ([[["0"]], [["1"]]], [[["1"]], [["0"]]])
+        assert ranks[2:] == ranks[:2]
+
+
+def test_each_worker_sees_its_own_npu_whatever_ray_is_told_about_gpus(device_node):
+    noset = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
     with (
         RayResourcePool([2], timeout=240) as pool,
-        RayWorkerGroup(pool, ClassWithInitArgs(Looker), device_name="npu") as group,
+        RayWorkerGroup(pool, ClassWithInitArgs(Looker), device_name="npu", worker_env=noset) as group,
     ):
         assert group.see("ASCEND_RT_VISIBLE_DEVICES", "LOCAL_RANK") == [["0", "0"], ["1", "1"]]
+
+
+def test_each_worker_on_an_amd_node_sees_its_own_gpu_and_a_group_beside_it_the_same(amd_node):
+    looker = ClassWithInitArgs(Looker)
+    with (
+        RayResourcePool([2], accelerator_type="AMD", timeout=240) as pool,
+        RayWorkerGroup(pool, looker) as group,
+        RayWorkerGroup(sharing_with=group, ray_cls_with_init=looker) as beside,
+    ):
+        names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LOCAL_RANK")
+        seen = group.see(*names)
+        # Ray's newer versions set the first variable, its older ones the second.
+        assert [[value for value in values if value is not None] for values in seen] == [["0", "0"], ["1", "1"]]
+        assert beside.see(*names) == seen
 
 
 @pytest.mark.parametrize(

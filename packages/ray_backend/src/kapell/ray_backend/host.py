@@ -13,13 +13,13 @@ from kapell.workergroup import CallRunner, ClassWithInitArgs
 
 from .borrowing import borrow_always
 from .calling import opened_call
+from .devices import device_of_all, visible_devices
 from .failures import leaving_error
 from .rendezvous import PortClaim, claim_port
 from .shipping import Shipped, shipped, unpack
 
 __all__ = ["AsyncWorkerHost", "HostFacts", "WorkerHost"]
 
-_NOSET = "RAY_EXPERIMENTAL_NOSET_"  # ..._CUDA_VISIBLE_DEVICES and its like
 _LARGE_BYTES = 1 << 20  # answers from here on may find no room in the store
 _KEPT_SIZES = 64  # the controller asks as soon as it learns that there was no room
 
@@ -63,8 +63,8 @@ class WorkerHost:
         )
 
     def visible_devices(self) -> dict[str, str]:
-        """The variables with the accelerators that this process sees."""
-        return {name: value for name, value in os.environ.items() if name.endswith("_VISIBLE_DEVICES")}
+        """The variables that say which accelerators this process sees, and which of them is its own."""
+        return {**visible_devices(os.environ), "LOCAL_RANK": os.environ["LOCAL_RANK"]}
 
     def claim(self, ports: Sequence[int] | None) -> int:
         """Claim a port of this node for the group's rendezvous; held as long as this process lives."""
@@ -120,10 +120,8 @@ class WorkerHost:
 
     def _see_own_device(self) -> None:
         """Where Ray must leave visible devices alone, all are visible: the local rank is then the device's id."""
-        if any(name.startswith(_NOSET) and os.environ[name] not in ("", "0") for name in os.environ):
-            devices = self.facts().devices
-            if devices:
-                os.environ["LOCAL_RANK"] = devices[0]
+        if device := device_of_all(ray.get_runtime_context().get_accelerator_ids(), os.environ):
+            os.environ["LOCAL_RANK"] = device
 
     def __repr__(self) -> str:
         return self._title
