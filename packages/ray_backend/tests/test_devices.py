@@ -8,6 +8,7 @@ import ray
 
 from kapell.decorators import Dispatch, register
 from kapell.ray_backend import RayResourcePool, RayWorkerGroup
+from kapell.ray_backend.profiling import profiled
 from kapell.workergroup import ClassWithInitArgs, Worker
 
 # Stands for Nvidia's profiler: notes how it was called, and runs the program behind its options.
@@ -153,13 +154,28 @@ def test_variables_that_place_workers_on_devices_are_refused(backend, name):
         RayWorkerGroup(pool, ClassWithInitArgs(Looker), worker_env={name: "1"})
 
 
-def test_workers_start_under_the_profiler_when_steps_are_to_be_profiled(device_node, nsys_log):
+def test_workers_start_under_the_profiler_when_steps_are_to_be_profiled_or_ray_is_asked_to(device_node, nsys_log):
     looker, options = ClassWithInitArgs(Looker), {"t": "cuda,nvtx", "o": "'profiled_%p'"}
+    rays_own = {"runtime_env": {"nsight": {"t": "osrt", "o": "'asked_%p'"}, "env_vars": {"KAPELL_PROBE": "1"}}}
     with RayResourcePool([1], timeout=240) as pool:
         with RayWorkerGroup(pool, looker, worker_nsight_options=options) as group:
             assert group.see("RANK") == [["0"]]
         assert not nsys_log.exists()
-        with RayWorkerGroup(pool, looker, profile_steps=[1], worker_nsight_options=options, start_timeout=90) as group:
-            assert group.see("RANK") == [["0"]]
+        with (
+            RayWorkerGroup(pool, looker, profile_steps=[1], worker_nsight_options=options) as one,
+            RayWorkerGroup(pool, looker, options=rays_own) as other,
+        ):
+            assert one.see("RANK", "KAPELL_PROBE") == [["0", None]]
+            assert other.see("RANK", "KAPELL_PROBE") == [["0", "1"]]
     calls = nsys_log.read_text().splitlines()
     assert any("-t cuda,nvtx" in call and "profiled_" in call for call in calls), calls
+    assert any("-t osrt" in call and "asked_" in call for call in calls), calls
+
+
+def test_the_profiler_is_told_how_many_ranges_it_may_meet():
+    null = {"capture-range-end": None}
+    assert profiled(null, [1, 2], "cuda") == {"runtime_env": {"nsight": {"capture-range-end": "repeat-shutdown:12"}}}
+    assert null == {"capture-range-end": None}
+    given = {"capture-range-end": "repeat-shutdown:2"}
+    assert profiled(given, [1, 2], "cuda") == {"runtime_env": {"nsight": given}}
+    assert profiled(given, [], "cuda") == profiled(given, [1], "npu") == profiled(None, [1], "cuda") == {}

@@ -15,6 +15,7 @@ from .classes import RayClassWithInitArgs
 from .host import HostFacts
 from .pending import pending_call
 from .pools import RayResourcePool
+from .profiling import profiled
 from .starting import Beside, GroupStart, Starter
 from .workers import RayWorkers
 
@@ -79,9 +80,7 @@ class RayWorkerGroup(WorkerGroup):
         if use_gpu and not resource_pool.use_gpu:
             raise ValueError("use_gpu=True needs a pool with accelerators; make the pool with use_gpu=True")
         role = role or name_prefix or ray_cls_with_init.worker_class.__name__
-        profiling = (
-            {"runtime_env": {"nsight": dict(worker_nsight_options)}} if profile_steps and worker_nsight_options else {}
-        )
+        profiling = profiled(worker_nsight_options, profile_steps, device_name)
         declared = ray_cls_with_init.options if isinstance(ray_cls_with_init, RayClassWithInitArgs) else {}
         starter = Starter(
             GroupStart(
