@@ -135,6 +135,7 @@ def worker_groups(
         build_reference=prepared.build_reference,
         total_steps=_optimizer_steps(prepared, _plan(actor, actor, sizes.actor)),
         torch_threads=threads,
+        seed=config.trainer.seed,
         **_engine_options(actor, config.actor_rollout_ref.model),
     )
     roles = {"actor_rollout_ref": policy}
@@ -145,6 +146,7 @@ def worker_groups(
             config.critic.optim,
             total_steps=_optimizer_steps(prepared, _plan(config.critic, actor, sizes.critic)),
             torch_threads=threads,
+            seed=config.trainer.seed + 1,
             **_engine_options(config.critic, config.critic.model),
         )
     if config.actor_rollout_ref.rollout.name == "openai":

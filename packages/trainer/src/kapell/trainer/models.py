@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -24,12 +25,14 @@ __all__ = [
     "build_policy",
     "build_value_model",
     "drawn_from",
+    "has_dropout",
     "load_config_of",
     "new_model_config",
-    "recompute_activations",
+    "training_mode",
 ]
 
 _global_generator = threading.Lock()  # new weights are drawn from torch's global generator, which threads share
+_CPU = torch.device("cpu")
 _MLP_RATIO = 4  # width of the feed-forward layer over that of the model, as in GPT-2
 
 
@@ -45,7 +48,8 @@ def new_model_config(
 ) -> PreTrainedConfig:
     """The configuration of a small new model for the tokenizer's vocabulary, in the architecture ``model_type``.
 
-    Dropout is off. Raises ``ValueError`` for an architecture that transformers does not have.
+    Dropout is off but where ``override_config`` sets it. Raises ``ValueError`` for an architecture that transformers
+    does not have.
     """
     if model_type not in CONFIG_MAPPING:
         raise ValueError(f"transformers knows no model_type {model_type!r}; try gpt2, llama, qwen2 or qwen3")
@@ -98,9 +102,9 @@ def build_value_model(config: PreTrainedConfig, *, folder: str | Path | None = N
 
 
 @contextmanager
-def drawn_from(seed: int) -> Generator[None]:
-    """Within the block torch's global generator starts from ``seed``; afterwards it is as it was."""
-    with _global_generator, torch.random.fork_rng(devices=[]):
+def drawn_from(seed: int, device: torch.device = _CPU) -> Generator[None]:
+    """Within the block torch's global generators start from ``seed``; the CPU's and the device's go on as they were."""
+    with _global_generator, torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
@@ -113,12 +117,14 @@ def _build(auto_class: Any, config: PreTrainedConfig, folder: str | Path | None,
             model = auto_class.from_pretrained(
                 Path(folder).expanduser(), config=config, dtype=torch.float32, local_files_only=True
             )
-    # Dropout stays off in every role: the probabilities of the update must be those of the rollout.
     return model.eval()
 
 
 def allow_recomputation(model: PreTrainedModel) -> None:
-    """Let `recompute_activations` act on a model. Raises ``ValueError`` for an architecture that cannot."""
+    """Let layers keep no activations for the backward pass, which computes them again, in `training_mode`.
+
+    Raises ``ValueError`` for an architecture that cannot.
+    """
     options = {"use_reentrant": False}
     if hasattr(model, "activation_checkpointing_enable"):  # transformers' name since version 5
         model.activation_checkpointing_enable(options)
@@ -126,16 +132,20 @@ def allow_recomputation(model: PreTrainedModel) -> None:
         model.gradient_checkpointing_enable(options)
 
 
+def has_dropout(model: nn.Module) -> bool:
+    """Whether the model drops some of its activations in `training_mode`."""
+    return any(
+        (isinstance(module, nn.Dropout) and module.p > 0)
+        or any("drop" in name and isinstance(value, float) and value > 0 for name, value in vars(module).items())
+        for module in model.modules()
+    )
+
+
 @contextmanager
-def recompute_activations(model: PreTrainedModel) -> Generator[None]:
-    """Within the block the layers keep no activations for the backward pass, which computes them again."""
-    # transformers does it for modules in training mode only; what is in them stays as it is, so that no dropout acts.
-    layers = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
-    modes = [layer.training for layer in layers]
-    for layer in layers:
-        layer.training = True
+def training_mode(model: PreTrainedModel) -> Generator[None]:
+    """Within the block dropout acts, and activations are computed again where `allow_recomputation` was called."""
+    model.train()
     try:
         yield
     finally:
-        for layer, mode in zip(layers, modes, strict=True):
-            layer.training = mode
+        model.eval()

@@ -36,6 +36,7 @@ class TrainWorker(Worker):
     """A worker with a model under training, the same on every rank.
 
     ``build_model`` is called on each rank and must give equal weights on all; ``engine_options`` are `TrainEngine`'s.
+    From ``seed`` and the rank follows what the model's dropout drops.
     """
 
     role = "model"
@@ -47,6 +48,7 @@ class TrainWorker(Worker):
         *,
         strategy: Literal["ddp", "fsdp2"] = "ddp",
         torch_threads: int = 1,
+        seed: int = 1,
         **engine_options: Any,
     ) -> None:
         super().__init__()
@@ -58,7 +60,14 @@ class TrainWorker(Worker):
         else:
             collective = join_collective(self.role, **place)
         self._build_model = build_model
-        self.engine = TrainEngine(build_model(), optim, strategy=strategy, collective=collective, **engine_options)
+        self.engine = TrainEngine(
+            build_model(),
+            optim,
+            strategy=strategy,
+            collective=collective,
+            seed=(seed, self.rank),
+            **engine_options,
+        )
 
     @register(Dispatch.DP_COMPUTE_PROTO, collect=Reduction.LIST)
     def forward_backward(
