@@ -56,6 +56,12 @@ def test_a_reference_to_another_key_is_resolved():
         ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=32 prompts is more than"),
         ("data.val_files=x.jsonl", "val_files needs train_files"),
         ("trainer.test_freq=-2", "trainer.test_freq must be -1 (never) or a number of steps"),
+        ("trainer.seed=-1", "trainer.seed must not be negative, got -1"),
+        ("data.seed=-1", "data.seed must not be negative, got -1"),
+        ("algorithm.kl_ctrl.kl_coef=-1", "algorithm.kl_ctrl.kl_coef must not be negative, got -1.0"),
+        ("actor_rollout_ref.rollout.server.retries=-1", "server.retries must not be negative, got -1"),
+        ("reward.fallback_score=nan", "reward.fallback_score is not a number"),
+        ("actor_rollout_ref.rollout.temperature=nan", "actor_rollout_ref.rollout.temperature is not a number"),
     ],
 )
 def test_a_wrong_override_says_what_is_wrong_and_what_was_meant(override, message):
@@ -79,6 +85,7 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path):
     ("build", "message"),
     [
         (lambda: OptimConfig(lr=0.0), "lr must be above 0"),
+        (lambda: OptimConfig(lr=float("nan")), "lr must be above 0, got nan"),
         (lambda: AlgorithmConfig(gamma=1.1), "gamma must lie between 0 and 1"),
         (lambda: SamplingConfig(n=2), "do_sample=true"),
     ],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from .config_algorithm import AlgorithmConfig, KLControlConfig, RolloutCorrectionConfig
-from .config_checks import require_positive
+from .config_checks import require_not_negative, require_positive
 from .config_conditions import AllOf, AnyOf, Conditions, Given, Needs, Unset
 from .config_models import (
     ActorConfig,
@@ -95,6 +95,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "train_batch_size", "val_batch_size", "max_prompt_length", "max_response_length")
+        require_not_negative(self, "seed")
         if self.val_files and not self.train_files:
             raise ValueError("val_files needs train_files; the bundled task brings both")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .config_checks import require_positive, require_range
+from .config_checks import require_not_negative, require_positive, require_range
 from .config_conditions import Conditions, Given, Needs, OptionOf
 
 __all__ = ["AlgorithmConfig", "KLControlConfig", "RolloutCorrectionConfig"]
@@ -31,6 +31,7 @@ class KLControlConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "horizon", "target_kl")
+        require_not_negative(self, "kl_coef")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -173,6 +174,9 @@ def _expected(key: str) -> str:
 def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     """An instance of the group, built from the inside out so that an error carries its group's name."""
     hints = get_type_hints(cls)
+    for name, value in values.items():
+        if isinstance(value, float) and math.isnan(value):  # no comparison would refuse it
+            raise ConfigError(f"{prefix}{name} is not a number; expected one")
     built = {
         name: _build(hints[name], value, f"{prefix}{name}.") if is_dataclass(hints[name]) else value
         for name, value in values.items()

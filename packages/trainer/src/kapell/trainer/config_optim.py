@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from .config_checks import require_positive, require_range
+from .config_checks import require_not_negative, require_positive, require_range
 from .config_conditions import Conditions, Lacks, Needs, OptionOf
 
 __all__ = ["OptimConfig"]
@@ -51,5 +51,4 @@ class OptimConfig:
     def __post_init__(self) -> None:
         require_positive(self, "lr", "eps")
         require_range(self, 0.0, 1.0, "min_lr_ratio", "lr_warmup_steps_ratio")
-        if self.lr_warmup_steps < 0:
-            raise ValueError(f"lr_warmup_steps must not be negative, got {self.lr_warmup_steps}")
+        require_not_negative(self, "lr_warmup_steps")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from .config_checks import require_positive, require_range
+from .config_checks import require_not_negative, require_positive, require_range
 from .config_conditions import AllOf, AnyOf, Condition, Conditions, Given, Needs
 
 __all__ = [
@@ -78,6 +78,7 @@ class RolloutServerConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "concurrency", "timeout")
+        require_not_negative(self, "retries")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .config_checks import require_positive
+from .config_checks import require_not_negative, require_positive
 from .config_conditions import AllOf, Conditions, Contains, Given, Needs
 
 __all__ = ["BackendConfig", "TrainerConfig"]
@@ -83,9 +83,7 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "total_epochs", "nnodes", "n_gpus_per_node", "torch_threads", "max_ckpt_to_keep")
-        for name in ("total_training_steps", "critic_warmup", "log_val_generations"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        require_not_negative(self, "total_training_steps", "critic_warmup", "log_val_generations", "seed")
         for name in ("test_freq", "save_freq"):
             if getattr(self, name) < -1:
                 raise ValueError(f"{name} must be -1 (never) or a number of steps, got {getattr(self, name)}")
