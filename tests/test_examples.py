@@ -49,4 +49,5 @@ def test_a_real_pretrained_model_takes_a_step(tmp_path):
     summary = _example("pretrained").main(str(tmp_path), "trainer.total_training_steps=1", "trainer.test_freq=-1")
     assert summary.steps == 1
     assert 0 < summary.last["actor/entropy"] < 5  # a model that knows the language, not noise over 49,152 tokens
-    assert summary.last["training/rollout_log_probs_diff_max"] < 1e-3
+    # Float32's rounding in 30 layers and logits up to 46, where neighbouring numbers are 4e-6 apart.
+    assert summary.last["training/rollout_log_probs_diff_max"] < 1e-4

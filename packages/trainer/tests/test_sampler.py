@@ -48,6 +48,15 @@ def test_sampled_log_probs_are_those_of_a_full_forward_pass(tokenizer, model_typ
     assert (rollout.rollout_log_probs - expected).abs().max() < 1e-5
 
 
+def test_what_is_left_between_sampled_and_recomputed_log_probs_is_rounding(tokenizer):
+    config = new_model_config(tokenizer, hidden_size=32, num_hidden_layers=12, max_length=24)
+    model = build_policy(config, seed=3).double()
+    rollout, ids_BP, mask_BP = rollout_of(model)
+    gap = (rollout.rollout_log_probs - recomputed(model, rollout, ids_BP, mask_BP, 1.0)).abs().max()
+    assert rollout.rollout_log_probs.dtype == torch.float64
+    assert gap < 1e-12
+
+
 def test_a_row_samples_the_same_alone_and_among_others(policy):
     together, _, _ = rollout_of(policy)
     for row, prompt in enumerate(PROMPTS):

@@ -46,7 +46,7 @@ class Rollout:
     """``(B, T)``: 1 for each sampled token, the first end-of-sequence token or those of a stop string included."""
     rollout_log_probs: Tensor
     """``(B, T)``: log-probability of each sampled token at the sampling temperature, before top-k and top-p; 0
-    for padding."""
+    for padding. In float32, or float64 for a model in that."""
 
 
 def sample_streams(seed: int, step: int, sample_ids: Sequence[int], length: int) -> Tensor:
@@ -111,7 +111,7 @@ def sample(
     device = input_ids_BP.device
     responses_BT = torch.full((num_rows, length), pad_token_id, dtype=torch.long, device=device)
     mask_BT = torch.zeros_like(responses_BT)
-    log_probs_BT = torch.zeros((num_rows, length), device=device)
+    log_probs_BT = torch.zeros((num_rows, length), dtype=torch.promote_types(model.dtype, torch.float32), device=device)
     if not num_rows:
         return Rollout(responses_BT, mask_BT, log_probs_BT)
     eos = torch.tensor(sorted(eos_token_ids), device=device)
