@@ -3,9 +3,12 @@
 import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
+
+from kapell.trainer.code_reward import CodeReward
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SHORT = ["trainer.total_training_steps=1", "trainer.test_freq=1", "data.train_batch_size=16"]
@@ -38,6 +41,39 @@ def test_about_three_in_ten_answers_of_the_warm_up_are_right():
     rng = example.random.Random(1)
     right = sum(example.noisy_answer("hello", rng) == "olleh" for _ in range(2000))
     assert 0.25 < right / 2000 < 0.36
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can confine a process without privileges")
+def test_code_that_the_model_writes_is_run_and_scored(tmp_path):
+    example = _example("calculator")
+    run = tmp_path / "run"
+    summary = example.main(str(run), *SHORT, warm_up_steps=3, num_held_out=8)
+    assert summary.steps == 1
+    names = {"critic/score/mean", "reward/exact_match", "reward/num_passed", "val/exact_match", "critic/vf_loss"}
+    assert names <= summary.last.keys()
+    assert summary.last["reward/num_tests"] == len(example.ARGUMENTS)
+    example.draw(str(run), str(tmp_path / "curves.png"))
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can confine a process without privileges")
+def test_the_calculators_rows_ask_for_what_python_reads_otherwise(tmp_path):
+    example = _example("calculator")
+    train, held_out = example.make_keys(seed=1, num_held_out=200)
+    assert not set(train) & set(held_out)
+    example.write_rows(tmp_path / "rows.jsonl", ["a+b*c"])
+    (line,) = (tmp_path / "rows.jsonl").read_text().splitlines()
+    tests = json.loads(line)["reward_model"]["ground_truth"]
+    right, copied = (CodeReward()("", example.HEAD + body, tests, {}) for body in (example.solve("a+b*c"), "a+b*c"))
+    assert right["score"] == 1.0
+    assert 0.0 < copied["score"] < 1.0
+
+
+def test_about_three_in_ten_functions_of_the_warm_up_are_right():
+    example = _example("calculator")
+    rng = example.random.Random(1)
+    right = sum(example.noisy_answer("a+b*c", rng) == f"{example.HEAD}(a+b)*c" for _ in range(2000))
+    assert 0.2 < right / 2000 < 0.36
 
 
 @pytest.mark.skipif(
