@@ -57,7 +57,7 @@ def amd_node(backend, cluster, alive, tmp_path):
     before = sum(node["Alive"] for node in ray.nodes())
     mark = {"accelerator_type:AMD": 1}
     node = cluster.add_node(num_cpus=4, num_gpus=2, resources=mark, env_vars={"PYTHONPATH": path})
-    cluster.wait_for_nodes()
+    cluster.wait_for_nodes(timeout=240)
     yield node
     cluster.remove_node(node)
     assert alive(before)
@@ -72,7 +72,7 @@ def device_node(backend, cluster, wait_until, nsys_log):
     # The profiler starts the "python" that it finds.
     path = os.pathsep.join([str(nsys_log.parent), os.path.dirname(sys.executable), os.environ["PATH"]])
     node = cluster.add_node(num_cpus=4, num_gpus=2, resources={"NPU": 2}, env_vars={"PATH": path})
-    cluster.wait_for_nodes()
+    cluster.wait_for_nodes(timeout=240)
     yield node
     cluster.remove_node(node)
     # A program that joins the cluster takes any node of this host that it believes alive.

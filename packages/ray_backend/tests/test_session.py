@@ -6,7 +6,7 @@ import socket
 import pytest
 import ray
 
-from kapell.ray_backend import ensure_ray
+from kapell.ray_backend import RayBackend, ensure_ray
 
 
 @pytest.fixture
@@ -46,14 +46,34 @@ def test_the_ray_that_runs_here_is_joined(asked, left_address, answering_address
     assert [call["address"] for call in asked] == ["auto"]
 
 
-def test_one_is_started_with_places_for_small_pools_where_none_runs(asked, monkeypatch):
-    join_or_start = ray.init
-    monkeypatch.setattr(
-        ray, "init", lambda **options: (none_runs if options["address"] == "auto" else join_or_start)(**options)
-    )
+@pytest.fixture
+def lonely(asked, monkeypatch):
+    """`asked`, where Ray finds none to join."""
+    start = ray.init
+
+    def start_only(**options):
+        if options["address"] == "auto":
+            raise ConnectionError("Could not find any running Ray instance")
+        start(**options)
+
+    monkeypatch.setattr(ray, "init", start_only)
+    return asked
+
+
+def test_one_is_started_with_places_for_small_pools_where_none_runs(lonely):
     assert ensure_ray()
-    assert [(call["address"], call["include_dashboard"]) for call in asked] == [("local", False)]
-    assert asked[0]["num_cpus"] >= 16
+    assert [(call["address"], call["include_dashboard"]) for call in lonely] == [("local", False)]
+    assert lonely[0]["num_cpus"] >= 16
+
+
+def test_one_that_is_started_has_room_for_the_first_pool_and_others_beside_it(lonely):
+    RayBackend().resource_pool([300, 300], cpus_per_process=0.5)
+    assert lonely[0]["num_cpus"] == 316
+
+
+def test_one_is_started_with_a_dashboard_and_cpus_as_asked(lonely):
+    RayBackend(dashboard=True, num_cpus=3).resource_pool([300])
+    assert [(call["num_cpus"], call["include_dashboard"]) for call in lonely] == [(3, True)]
 
 
 def test_the_address_that_a_killed_ray_left_is_not_waited_for(asked, left_address, deaf_address, caplog):

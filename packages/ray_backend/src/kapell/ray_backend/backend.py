@@ -19,7 +19,8 @@ __all__ = ["RayBackend"]
 class RayBackend(Backend):
     """Joins Ray, or starts it on this machine, when first used; ends what it made when closed.
 
-    Options are those of `ensure_ray`: ``address``, ``num_cpus``, ``dashboard``, ``namespace`` and any of ``ray.init``.
+    A Ray started here has room for the first pool and for small ones beside it. Options are those of `ensure_ray`:
+    ``address``, ``num_cpus``, ``dashboard``, ``namespace`` and any of ``ray.init``.
     """
 
     name: ClassVar[str] = "ray"
@@ -32,14 +33,17 @@ class RayBackend(Backend):
 
     def start(self) -> None:
         """Join or start Ray now rather than at the first pool. Harmless when repeated."""
-        self._connected |= ensure_ray(**self._options)
+        self._start(needed_cpus=0)
+
+    def _start(self, *, needed_cpus: float) -> None:
+        self._connected |= ensure_ray(needed_cpus=needed_cpus, **self._options)
 
     def resource_pool(
         self, process_on_nodes: Sequence[int], *, use_gpu: bool = False, **options: Any
     ) -> RayResourcePool:
         """A pool on CPUs, or on accelerators with ``use_gpu``; ``options`` are those of `RayResourcePool`."""
-        self.start()
         pool = RayResourcePool(process_on_nodes, use_gpu, **options)
+        self._start(needed_cpus=pool.world_size * pool.cpus_per_process)
         self._pools.append(pool)
         return pool
 

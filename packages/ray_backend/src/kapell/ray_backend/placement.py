@@ -97,14 +97,14 @@ def _wait(groups: Sequence[PlacementGroup], request: PoolRequest, *, start: floa
             continue
         now = time.monotonic()
         num_ready = len(groups) - len(pending)
-        if now >= deadline:
-            raise PlacementTimeoutError(now - start, num_ready, request, cluster_nodes(), _free(request))
         if now - reported >= _REPORT_EVERY:
             reported = now
             logger.warning(
                 "waiting %.0f s for a pool on %d nodes: %d reserved; free in the cluster: %s; asked per process: %s",
                 now - start, len(request.process_on_nodes), num_ready, _free(request), dict(request.bundle),
             )  # fmt: skip
+        if now >= deadline:
+            raise PlacementTimeoutError(now - start, num_ready, request, cluster_nodes(), _free(request))
 
 
 def _free(request: PoolRequest) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import os
 import socket
 import sys
@@ -18,7 +19,7 @@ __all__ = ["ensure_ray"]
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
-_MIN_LOGICAL_CPUS = 16  # on a laptop a CPU is a place for a process, not a core: roles outnumber cores
+_SPARE_LOGICAL_CPUS = 16  # on a laptop a CPU is a place for a process, not a core: roles outnumber cores
 _ANSWER_SECONDS = 5.0  # for a head node to accept a connection; Ray itself asks for minutes
 
 
@@ -26,16 +27,20 @@ def ensure_ray(
     *,
     address: str = "auto",
     num_cpus: int | None = None,
+    needed_cpus: float = 0,
     dashboard: bool = False,
     namespace: str | None = None,
     **options: Any,
 ) -> bool:
     """Join the Ray at ``address``; by default the one in ``RAY_ADDRESS`` or on this machine, else start one here.
 
-    A Ray started here has ``num_cpus`` logical CPUs (at least 16 when not given, so that small pools fit any laptop)
-    and stays on the loopback interface, except where Ray was imported before this package; then the log says where it
-    listens. ``address="local"`` starts one in any case. ``options`` go to ``ray.init``. False when this process was
-    connected already. Raises ``ConnectionError`` when nothing answers at an address that was named.
+    A Ray started here has ``num_cpus`` logical CPUs; when that is not given, as many as the machine, and at least 16
+    beside the ``needed_cpus`` of pools that are to fit. With ``dashboard`` it has one, which needs ``ray[default]``. It
+    stays on the loopback interface, except where Ray was imported before this package; then the log says where it
+    listens. ``address="local"`` starts one in any case. ``options`` go to ``ray.init``.
+
+    False when this process was connected already. Raises ``ConnectionError`` when nothing answers at an address that
+    was named.
     """
     if ray.is_initialized():
         return False
@@ -43,7 +48,7 @@ def ensure_ray(
     named = address if address != "auto" else os.environ.get("RAY_ADDRESS") or "auto"
     if named != "local" and _joined(named, address, options):
         return True
-    cpus = num_cpus or max(os.cpu_count() or 1, _MIN_LOGICAL_CPUS)
+    cpus = num_cpus or max(os.cpu_count() or 1, math.ceil(needed_cpus) + _SPARE_LOGICAL_CPUS)
     logger.info("no Ray is running; starting one with %d logical CPUs", cpus)
     ray.init(address="local", num_cpus=cpus, include_dashboard=dashboard, _node_ip_address=_LOOPBACK, **options)
     _say_where_it_listens()
