@@ -87,7 +87,7 @@ CHAIN = Benchmark(
             limit=10_000,
         ),
     ),
-    bound="making the batch, and a copy out of the store at each receiver; each call cuts the whole batch anew.",
+    bound="making the batch, and for each call a copy into the store and one out of it, of each rank's own rows.",
 )
 
 MEMORY = Benchmark(

@@ -1,6 +1,8 @@
 """From results to one result: joining, reducing, and errors that name ranks and types."""
 
 import math
+from itertools import chain
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -196,3 +198,57 @@ def test_padding_of_the_functions_is_marked_and_dropped_by_a_custom_mode():
     assert planned.padding_rows == (0, 1)
     doubled = [ListBatch({"x": [2 * row for row in planned.call_for(rank)[0][0].column("id")]}) for rank in range(2)]
     assert planned.collect(doubled).column("x") == [0, 2, 4]
+
+
+class Counted(ListBatch):
+    """Notes how many rows are joined."""
+
+    joined: ClassVar[list[int]] = []
+
+    def slice(self, start, end):
+        return Counted({name: column[start:end] for name, column in self.data.items()}, self.meta_info)
+
+    @staticmethod
+    def concat(parts):
+        Counted.joined.append(sum(map(len, parts)))
+        return ListBatch.concat(parts)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [[1], [2, 3], [], [4, 5, 6]],
+        [np.arange(3), np.arange(0), np.arange(9)],
+        [torch.arange(4), torch.arange(1)],
+        [1, 2, 3],
+        [[7, 8]],
+    ],
+)
+def test_parts_of_a_result_are_the_result_cut(outputs, count):
+    collector = make_plan("f", MethodSpec(dispatch_mode=Dispatch.DP_COMPUTE_PROTO), GroupShape(len(outputs))).collector
+    whole = list(collector(outputs))
+    parts = [list(collector.part(outputs, index, count)) for index in range(count)]
+    assert list(chain.from_iterable(parts)) == whole
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("options", [{"uneven": "pad"}, {"balance_by": "id"}])
+def test_parts_of_a_result_have_no_padding_and_the_callers_order(options):
+    plan = make_plan("f", MethodSpec(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, **options), GroupShape(2), (ids(5),))
+    outputs = [plan.call_for(rank)[0][0] for rank in range(2)]
+    parts = [plan.collector.part(outputs, index, 3) for index in range(3)]
+    assert [part.column("id") for part in parts] == [[0, 1], [2, 3], [4]]
+
+
+def test_only_the_rows_of_the_part_are_joined():
+    collector = make_plan("f", MethodSpec(dispatch_mode=Dispatch.DP_COMPUTE_PROTO), GroupShape(2)).collector
+    outputs = [Counted({"id": list(range(start, start + 6))}) for start in (0, 6)]
+    Counted.joined.clear()
+    assert collector.part(outputs, 1, 4).column("id") == [3, 4, 5]
+    assert Counted.joined == [3]
+
+
+def test_what_has_no_rows_comes_whole_as_a_part():
+    plan = make_plan("f", MethodSpec(dispatch_mode=Dispatch.RANK_ZERO), GroupShape(2))
+    assert plan.collector.part([5], 0, 2) == 5

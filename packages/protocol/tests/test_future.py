@@ -106,6 +106,22 @@ def test_a_collect_function_sees_all_shards_in_order(store, refs):
     assert [part.get().batch["id"].tolist() for part in future.chunk(2)] == [[8, 9, 6, 7], [3, 4, 5, 0]]
 
 
+def test_a_collect_function_that_can_joins_only_the_rows_of_a_cut(store, refs):
+    joined = []
+
+    class Collect:
+        def __call__(self, shards):
+            raise AssertionError("the whole is not asked for")
+
+        def part(self, shards, index, count):
+            joined.append((len(shards), index, count))
+            return DataProto.concat(shards).chunk(count)[index]
+
+    future = DataProtoFuture(refs, store, collect_fn=Collect())
+    assert [part.get() for part in future.chunk(2)[1].chunk(3)] == WHOLE.chunk(2)[1].chunk(3)
+    assert joined == [(4, 1, 2)] * 3
+
+
 def test_only_named_columns_can_be_asked_for(future):
     assert future.get(columns=["t"]).columns == ("t",)
     with pytest.raises(KeyError, match="'nope'"):

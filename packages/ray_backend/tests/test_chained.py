@@ -6,10 +6,11 @@ import torch
 
 from kapell.decorators import Dispatch, register
 from kapell.protocol import DataProto
+from kapell.protocol.arrivals import Arrivals
 from kapell.ray_backend import RayWorkerGroup, shipping
 from kapell.workergroup import ClassWithInitArgs, Worker
 
-ROWS = 50_000
+ROWS = 100_000  # over a megabyte a rank: smaller results are copied faster than they are looked at
 ROW_BYTES = 16  # two float32, one int64
 
 
@@ -75,3 +76,44 @@ def test_some_columns_that_the_controller_asks_for_are_counted_with_what_came_wi
     # A rank's result is one object of the store: it comes as a whole.
     assert first.stats()["make"].fetched - before == ROW_BYTES * ROWS
     assert sum(arrived_here) > ROW_BYTES * ROWS
+
+
+class Reader(Worker):
+    """Notes how many bytes arrive as copies, besides what is joined of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.copied = 0
+        copy = Arrivals._copy
+
+        def noted(arrivals, source):
+            self.copied += source.nbytes
+            return copy(arrivals, source)
+
+        Arrivals._copy = noted
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def mine(self, batch):
+        first = [float(batch.batch["x"][0, 0]), float(batch.non_tensor_batch["y"][0])]
+        batch.batch["x"][:] = -1  # what arrives is this rank's own
+        batch.non_tensor_batch["y"][:] = -1
+        return [(self.copied, len(batch), *first)]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def all_of(self, batch):
+        batch.batch["x"][:] = -1
+        return self.copied, len(batch)
+
+
+def test_a_rank_copies_only_its_own_rows_of_a_future(backend):
+    with (
+        backend.resource_pool([3]) as pool,
+        RayWorkerGroup(pool, ClassWithInitArgs(Link), role="maker") as all_makers,
+        RayWorkerGroup(pool, ClassWithInitArgs(Reader), role="reader") as readers,
+    ):
+        made = all_makers[:2].make.options(blocking=False)([1, 2])
+        rows = (66_667, 66_667, 66_666)
+        assert readers.mine(made) == [(0, rows[0], 1.0, 1.0), (0, rows[1], 1.0, 1.0), (0, rows[2], 2.0, 2.0)]
+        assert readers.all_of(made) == [(0, 2 * ROWS)] * 3
+        batch = made.get(timeout=240)
+        assert (float(batch.batch["x"].min()), int(batch.non_tensor_batch["y"].min())) == (1.0, 1)

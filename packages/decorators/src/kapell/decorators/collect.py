@@ -9,6 +9,7 @@ from typing import Any
 from kapell.decorators.columns import check_written
 from kapell.decorators.modes import Reduction
 from kapell.decorators.reduce import reduce_outputs
+from kapell.decorators.rows import RowLayout, part_of
 from kapell.decorators.splitter import Splitter, always
 from kapell.decorators.splitting import lookup_splitter, splitter_of
 
@@ -40,17 +41,47 @@ class Collector:
 
     def __call__(self, outputs: list[Any]) -> Any:
         """The result of the call."""
+        outputs = self._checked(outputs)
+        if self.finish is not None:
+            return self.finish(outputs)
+        if not self._joins:
+            return reduce_outputs(self.method, self.ranks, outputs, self.reduction, self.rows)
+        return self._in_order(join_outputs(self.method, self.ranks, outputs))
+
+    def part(self, outputs: list[Any], index: int, count: int) -> Any:
+        """Part `index` of `count` of the result, of sizes that differ by at most one row; what has no rows comes whole.
+
+        Where rows are only joined, each output is cut first, so that no other rows are copied.
+        """
+        if not self._joins or self.order is not None:
+            return _part(self(outputs), index, count)
+        outputs = self._checked(outputs)
+        pieces = [
+            (splitter, output, splitter.length(output))
+            for output in outputs
+            if (splitter := splitter_of(output)) is not None and splitter.take is not None
+        ]
+        if len(pieces) < len(outputs):
+            return _part(join_outputs(self.method, self.ranks, outputs), index, count)
+        start, stop = RowLayout.even(sum(size for _, _, size in pieces), count).span(index)
+        cut = []
+        for splitter, output, size in pieces:
+            cut.append(cut_rows(splitter, output, min(max(start, 0), size), min(max(stop, 0), size)))
+            start, stop = start - size, stop - size
+        return join_outputs(self.method, self.ranks, cut)
+
+    @property
+    def _joins(self) -> bool:
+        return self.reduction is Reduction.CONCAT and self.finish is None
+
+    def _checked(self, outputs: list[Any]) -> list[Any]:
+        """The outputs without padding, when they hold only what the method says it writes."""
         if self.writes is not None:
             for rank, output in zip(self.ranks, outputs, strict=True):
                 check_written(self.method, rank, output, self.writes, self.sent)
-        joins = self.reduction is Reduction.CONCAT and self.finish is None
-        if any(self.padding):
-            outputs = [self._without_padding(slot, output, joins) for slot, output in enumerate(outputs)]
-        if self.finish is not None:
-            return self.finish(outputs)
-        if not joins:
-            return reduce_outputs(self.method, self.ranks, outputs, self.reduction, self.rows)
-        return self._in_order(join_outputs(self.method, self.ranks, outputs))
+        if not any(self.padding):
+            return outputs
+        return [self._without_padding(slot, output, self._joins) for slot, output in enumerate(outputs)]
 
     def _without_padding(self, slot: int, output: Any, joins: bool) -> Any:
         splitter = splitter_of(output)
@@ -106,6 +137,11 @@ def join_outputs(method: str, ranks: Sequence[int], outputs: list[Any]) -> Any:
     if not outputs or splitters[0] is None:
         return outputs
     return outputs[0] if len(outputs) == 1 else splitters[0].join(outputs)
+
+
+def _part(value: Any, index: int, count: int) -> Any:
+    splitter = splitter_of(value)
+    return value if splitter is None else part_of(value, splitter, index, count)
 
 
 def cut_rows(splitter: Splitter, value: Any, start: int, stop: int) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
-from kapell.decorators.rows import RowLayout, Shards
+from kapell.decorators.rows import part_of
 from kapell.decorators.splitting import splitter_of
 
 __all__ = ["Future", "FutureEntry", "FuturePart", "is_future", "materialize"]
@@ -53,13 +53,7 @@ class FuturePart:
         """Wait for the whole value and cut this shard's rows out of it; a value without rows comes whole."""
         value = self.future.get(timeout=timeout)
         splitter = splitter_of(value)
-        if splitter is None:
-            return value
-        if splitter.take is None:
-            assert splitter.chunk is not None
-            return splitter.chunk(value, self.count)[self.index]
-        layout = RowLayout.even(splitter.length(value), self.count)
-        return Shards(value, splitter, layout)[self.index]
+        return value if splitter is None else part_of(value, splitter, self.index, self.count)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from kapell.decorators.splitter import Splitter
 
-__all__ = ["RowLayout", "Shards"]
+__all__ = ["RowLayout", "Shards", "part_of"]
 
 
 @dataclass(frozen=True)
@@ -116,3 +116,11 @@ class Shards(Sequence[Any]):
             return pad(take(self.value, positions), padding)
         filled = pad(take(self.value, [self.layout.num_rows - 1]), padding)
         return take(filled, range(1, padding + 1))
+
+
+def part_of(value: Any, splitter: Splitter, index: int, count: int) -> Any:
+    """One of `count` parts of a value, whose sizes differ by at most one row."""
+    if splitter.take is None:
+        assert splitter.chunk is not None
+        return splitter.chunk(value, count)[index]
+    return Shards(value, splitter, RowLayout.even(splitter.length(value), count))[index]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tensordict import TensorDictBase
 
@@ -14,7 +14,7 @@ from kapell.protocol.indexing import balanced_bounds
 from kapell.protocol.store import Store
 from kapell.protocol.tensordict_utils import concat_tensordict, get_keys
 
-__all__ = ["DataProtoFuture", "Shard", "StoredShard"]
+__all__ = ["CollectsParts", "DataProtoFuture", "Shard", "StoredShard"]
 
 
 class Shard(Protocol):
@@ -52,6 +52,19 @@ class StoredShard:
         return values[0] if columns is None else _select(values[0], columns)
 
 
+@runtime_checkable
+class CollectsParts(Protocol):
+    """A ``collect_fn`` that can also join only the rows of one part of what it would give."""
+
+    def __call__(self, parts: list[Any], /) -> Any:
+        """Join the shards."""
+        ...
+
+    def part(self, parts: list[Any], index: int, count: int, /) -> Any:
+        """Give the rows of one of ``count`` parts, whose sizes differ by at most one."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Piece:
     """Rows ``start`` to ``stop`` of a shard; ``stop`` is None for a shard of unknown size, taken whole."""
@@ -66,7 +79,7 @@ class DataProtoFuture:
 
     With the shards' row counts known, a cut refers only to the shards that it overlaps, and only these are fetched.
     ``collect_fn`` joins the fetched shards where joining them one after the other would be wrong (padding, order);
-    then every shard is fetched.
+    then every shard is fetched, and if it has a method ``part`` (see `CollectsParts`), only a cut's rows are joined.
 
     >>> from kapell.protocol import DataProto, MemoryStore
     >>> store = MemoryStore()
@@ -160,8 +173,12 @@ class DataProtoFuture:
         for piece in self._pieces:
             fetched = [by_reference[_key(ref)] for ref in piece.shard.refs(columns)]
             parts.append(_rows(piece.shard.assemble(fetched, columns), piece))
-        whole = _concat(parts) if self._collect is None else self._collect(parts)
-        for part, chunks in self._cuts:
+        cuts = list(self._cuts)
+        if cuts and isinstance(self._collect, CollectsParts):
+            whole = self._collect.part(parts, *cuts.pop(0))
+        else:
+            whole = _concat(parts) if self._collect is None else self._collect(parts)
+        for part, chunks in cuts:
             # A slice, not chunk: lists have none, and torch's own cuts at other rows.
             bounds = list(balanced_bounds(len(whole), chunks))
             whole = whole[bounds[part] : bounds[part + 1]]

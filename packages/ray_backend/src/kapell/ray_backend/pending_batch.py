@@ -6,6 +6,7 @@ Apart from `pending`, since `kapell.protocol` brings torch, which not every prog
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from kapell.decorators import nbytes_of
 from kapell.protocol import DataProtoFuture
 from kapell.workergroup import CallRecord
 
+from .borrowing import borrowing
 from .pending import BorrowingCall, ResultElsewhere, references
 from .shipping import shipped
 from .storing import put_value
@@ -26,8 +28,12 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class RayStore:
-    """Ray's object store, as `DataProtoFuture` uses one. What it gives is private and writable."""
+    """Ray's object store, as `DataProtoFuture` uses one. What it gives is private and writable.
 
+    Where values are ``only_joined``, of which more than one makes a new one, they are read where they lie.
+    """
+
+    only_joined: bool = False
     record: CallRecord | None = field(default=None, compare=False, repr=False)
     """Where the controller notes what it fetches; it stays there when the store travels."""
 
@@ -37,7 +43,8 @@ class RayStore:
 
     def get(self, refs: Sequence[ray.ObjectRef], *, timeout: float | None = None) -> list[Any]:
         """Give the values in order. Raises a TimeoutError after ``timeout`` seconds."""
-        values = ray.get(list(refs), timeout=timeout)
+        with borrowing() if self.only_joined else nullcontext():
+            values = ray.get(list(refs), timeout=timeout)
         if self.record is not None:
             self.record.fetched_apart += sum(map(nbytes_of, values))
         return values
@@ -49,8 +56,8 @@ class RayStore:
         # Waiting alone brings nothing to this node: a future that is looked at here may be read elsewhere.
         return ray.wait(list(refs), num_returns=len(refs), timeout=timeout, fetch_local=False) if refs else ([], [])
 
-    def __reduce__(self) -> tuple[type[RayStore], tuple[()]]:
-        return RayStore, ()
+    def __reduce__(self) -> tuple[type[RayStore], tuple[bool]]:
+        return RayStore, (self.only_joined,)
 
 
 class RayPendingBatch(BorrowingCall[ResultT], DataProtoFuture):
@@ -79,7 +86,8 @@ class RayPendingBatch(BorrowingCall[ResultT], DataProtoFuture):
         return self._future().chunk(chunks)
 
     def _future(self) -> DataProtoFuture:
-        return DataProtoFuture(self._refs, RayStore(self._record), collect_fn=self.plan.collector)
+        store = RayStore(len(self._refs) > 1, self._record)
+        return DataProtoFuture(self._refs, store, collect_fn=self.plan.collector)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return ResultElsewhere, (self._refs, self.plan.collector)
