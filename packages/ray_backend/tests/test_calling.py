@@ -5,8 +5,20 @@ import pytest
 import torch
 
 from kapell.protocol import DataProto
-from kapell.ray_backend.calling import Inline, opened_call, pack_argument, packed_call
-from kapell.workergroup import RankCall
+from kapell.ray_backend.calling import (
+    Inline,
+    goes_by_name,
+    name_of,
+    opened_answer,
+    opened_call,
+    opened_name,
+    pack_argument,
+    packed_answer,
+    packed_call,
+)
+from kapell.ray_backend.numbering import CallNumbers, number_of_task
+from kapell.ray_backend.shipping import Shipped
+from kapell.workergroup import RankCall, RunTime
 
 
 class Pending:
@@ -20,10 +32,10 @@ def travelled(*args, **kwargs):
     """The arguments as the worker gets them, and how many went beside the bytes."""
     packed = [pack_argument(value) for value in args]
     named = {name: pack_argument(value) for name, value in kwargs.items()}
-    head, apart = packed_call(RankCall(0, "f", tuple(packed), named, "role", False, 7, "trace"))
+    head, apart = packed_call(RankCall(0, "f", tuple(packed), named, "role", False, 7, "trace", True))
     assert type(head) is bytes
-    method, opened, opened_named, options = opened_call(head, apart)
-    assert (method, options) == ("f", {"target": "role", "wanted": False, "number": 7, "trace": "trace"})
+    direct, method, opened, opened_named, options = opened_call(head, apart)
+    assert (direct, method, options) == (True, "f", {"target": "role", "wanted": False, "number": 7, "trace": "trace"})
     return list(opened), dict(opened_named), len(apart)
 
 
@@ -69,3 +81,52 @@ def test_an_argument_is_packed_once_for_all_ranks():
     packed = pack_argument([1, 2])
     heads = {packed_call(RankCall(rank, "f", (packed,)))[0] for rank in range(3)}
     assert len(heads) == 1
+
+
+@pytest.mark.parametrize("answer", [None, 1, "x" * 2000, b"", b"raw", [b"raw"], {"a": (1, {2})}, ...])
+def test_answers_come_back_as_they_were(answer):
+    assert opened_answer(packed_answer(answer)) == answer
+
+
+def test_a_small_answer_is_bytes_on_its_way_and_private_at_its_end():
+    batch = DataProto.from_dict({"x": torch.arange(3)}, {"t": list("abc")}, {"m": [1]})
+    packed = packed_answer(batch)
+    assert type(packed) is bytes
+    first, second = opened_answer(packed), opened_answer(packed)
+    first.batch["x"][0] = 9
+    assert second == batch
+
+
+def test_a_large_answer_goes_through_the_store():
+    assert type(packed_answer(np.zeros(100_000))) is Shipped
+
+
+@pytest.mark.parametrize(("target", "name"), [("", "ping"), ("actor", "actor.ping"), ("a.b", "a.b.ping")])
+def test_a_call_is_named_by_role_and_method(target, name):
+    assert name_of(RankCall(0, "ping", target=target)) == name
+    assert opened_name(name) == (target, "ping")
+
+
+def test_only_the_call_whose_name_says_all_goes_by_name():
+    call = RankCall(0, "ping", direct=True)
+    assert goes_by_name(call)
+    others = {"args": (1,), "kwargs": {"x": 1}, "trace": "00-1", "wanted": False, "direct": False}
+    assert not any(goes_by_name(call._replace(**{name: value})) for name, value in others.items())
+
+
+class Ref:
+    def __init__(self, task_id):
+        self.hex = lambda: task_id
+        self.task_id = lambda: self
+
+
+def test_run_times_of_calls_by_name_get_the_numbers_of_the_calls():
+    numbers = CallNumbers()
+    numbers.note(Ref("ff01"), 3)
+    logged = [
+        RunTime(2, 0.0, 1.0),
+        RunTime(number_of_task("ff01"), 2.0, 3.0),
+        RunTime(number_of_task("ff02"), 4.0, 5.0),
+    ]
+    assert numbers.numbered({1: logged}) == {1: [RunTime(2, 0.0, 1.0), RunTime(3, 2.0, 3.0)]}
+    assert numbers.numbered({1: logged[1:]}) == {1: []}  # told once

@@ -104,6 +104,11 @@ class Probe(Worker):
         while not os.path.exists(path):
             time.sleep(0.01)
 
+    @register(Dispatch.ONE_TO_ALL)
+    def task_name(self):
+        time.sleep(0.05)
+        return ray.get_runtime_context().get_task_name()
+
     @register(Dispatch.ALL_TO_ALL, Execute.RANK_ZERO)
     def only_first(self, x):
         return x + self.rank
@@ -173,6 +178,16 @@ def test_async_methods_are_awaited_and_joined_in_input_order(group):
 
 def test_a_call_on_rank_zero_runs_there_only(group):
     assert group.only_first(5) == 5
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_task_is_named_by_its_method_and_every_call_is_timed(pool, threads):
+    with RayWorkerGroup(pool, ClassWithInitArgs(Probe), options={"max_concurrency": threads}) as group:
+        assert group.task_name() == ["task_name"] * 2
+        assert group.task_name.options(blocking=False)().get(timeout=240) == ["task_name"] * 2
+        assert group.place()[1][0] == "1"
+        times = group.stats()["task_name"].ranks
+        assert [(time.rank, time.run >= 0.1) for time in times] == [(0, True), (1, True)]  # two calls of 0.05 s
 
 
 def test_any_method_can_be_run_on_all(group):

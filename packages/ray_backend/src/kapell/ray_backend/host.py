@@ -12,9 +12,10 @@ import ray
 from kapell.workergroup import CallRunner, ClassWithInitArgs
 
 from .borrowing import borrow_always
-from .calling import opened_call
+from .calling import opened_call, opened_name, packed_answer
 from .devices import device_of_all, visible_devices
 from .failures import leaving_error
+from .numbering import number_of_task
 from .rendezvous import PortClaim, claim_port
 from .shipping import Shipped, shipped, unpack
 
@@ -101,8 +102,18 @@ class WorkerHost:
         """Run a call that `packed_call` has packed; ``apart`` are the arguments that Ray has opened."""
         assert self._runner is not None
         try:
-            method, args, kwargs, options = opened_call(head, apart)
-            return self._noted(shipped(self._runner.run(method, args, kwargs, **options)))
+            direct, method, args, kwargs, options = opened_call(head, apart)
+            answer = self._runner.run(method, args, kwargs, **options)
+            return self._noted(packed_answer(answer) if direct else shipped(answer))
+        except BaseException as error:
+            raise leaving_error(error) from None
+
+    def call_by_name(self) -> Any:
+        """Run a direct call without arguments: its task has its name."""
+        assert self._runner is not None
+        try:
+            target, method, number = _named()
+            return self._noted(packed_answer(self._runner.run(method, (), {}, target=target, number=number)))
         except BaseException as error:
             raise leaving_error(error) from None
 
@@ -134,7 +145,25 @@ class AsyncWorkerHost(WorkerHost):
         """As `WorkerHost.call`; awaits async methods."""
         assert self._runner is not None
         try:
-            method, args, kwargs, options = opened_call(head, apart)
-            return self._noted(shipped(await self._runner.run_async(method, args, kwargs, **options)))
+            direct, method, args, kwargs, options = opened_call(head, apart)
+            answer = await self._runner.run_async(method, args, kwargs, **options)
+            return self._noted(packed_answer(answer) if direct else shipped(answer))
         except BaseException as error:
             raise leaving_error(error) from None
+
+    async def call_by_name(self) -> Any:
+        """As `WorkerHost.call_by_name`; awaits async methods."""
+        assert self._runner is not None
+        try:
+            target, method, number = _named()
+            answer = await self._runner.run_async(method, (), {}, target=target, number=number)
+            return self._noted(packed_answer(answer))
+        except BaseException as error:
+            raise leaving_error(error) from None
+
+
+def _named() -> tuple[str, str, int]:
+    """Target, method and number of the call that goes by this task's name."""
+    context = ray.get_runtime_context()
+    target, method = opened_name(context.get_task_name() or "")
+    return target, method, number_of_task(context.get_task_id() or "0")

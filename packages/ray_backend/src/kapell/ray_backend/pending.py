@@ -58,7 +58,9 @@ class RayPendingCall(BorrowingCall[ResultT], list):
 def pending_call(route: Any, method: str, plan: Any, handles: Any, record: Any, **options: Any) -> PendingCall[Any]:
     """The kind of future that fits the call: one that is a batch where ranks' rows are joined, else a list."""
     # Only who has loaded kapell.protocol, and with it torch, can ask for a DataProtoFuture.
-    if joins_rows(plan) and "kapell.protocol" in sys.modules:
+    if options["direct"]:
+        kind = BorrowingCall
+    elif joins_rows(plan) and "kapell.protocol" in sys.modules:
         kind = import_module("kapell.ray_backend.pending_batch").RayPendingBatch
     else:
         kind = RayPendingCall
@@ -76,7 +78,10 @@ class ResultElsewhere:
 
     def get(self, timeout: float | None = None) -> Any:
         """The collected result. Raises what the call raised, or ``ray.exceptions.GetTimeoutError``."""
-        return self._collector(ray.get(self._refs, timeout=timeout))
+        joins = len(self._refs) > 1 and _joins_rows(self._collector)
+        with borrowing() if joins else nullcontext():
+            results = ray.get(self._refs, timeout=timeout)
+        return self._collector(results)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ResultElsewhere, (self._refs, self._collector)
@@ -84,9 +89,13 @@ class ResultElsewhere:
 
 def joins_rows(plan: Any) -> bool:
     """Whether the call joins the ranks' rows."""
-    return getattr(plan.collector, "reduction", None) is Reduction.CONCAT
+    return _joins_rows(plan.collector)
+
+
+def _joins_rows(collector: Any) -> bool:
+    return getattr(collector, "reduction", None) is Reduction.CONCAT
 
 
 def references(route: Any, plan: Any, handles: Any) -> list[ray.ObjectRef]:
     """The references to the results that a call collects, in the order in which they are joined."""
-    return [handles[route.ranks[rank]] for rank in plan.collect_ranks]
+    return [handles[route.ranks[rank]].ref for rank in plan.collect_ranks]

@@ -24,7 +24,7 @@ from .borrowing import is_borrowable, load_borrowed, may_borrow
 from .importing import send_by_value_if_needed
 from .storing import put_value
 
-__all__ = ["HoldsReferencesError", "Packed", "Shipped", "pack", "parallel_put", "shipped", "unpack"]
+__all__ = ["HoldsReferencesError", "Packed", "Shipped", "pack", "parallel_put", "ship", "shipped", "unpack"]
 
 _MAX_PUT_THREADS = 16  # more threads than this only queue at the object store
 # By name: a program, or a worker, that has no tensors need not load torch.
@@ -119,10 +119,14 @@ def shipped(value: Any, *, read_only: bool = False) -> Any:
         return value
     try:
         packed = pack(value, read_only=read_only)
-        nbytes = packed.nbytes
-        return Shipped(packed, nbytes=nbytes, borrowable=nbytes >= _BORROWED_BYTES and is_borrowable(value))
     except HoldsReferencesError:
         return _WithReferences(value, read_only)
+    return ship(packed, packed.nbytes, value)
+
+
+def ship(packed: Packed, nbytes: int, value: Any = None) -> Shipped:
+    """A packed value ready for Ray; with the ``value`` itself, one that may be read where it lies."""
+    return Shipped(packed, nbytes=nbytes, borrowable=nbytes >= _BORROWED_BYTES and is_borrowable(value))
 
 
 def parallel_put(data_list: Sequence[Any], max_workers: int | None = None) -> list[ray.ObjectRef]:

@@ -10,11 +10,12 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from kapell.workergroup import RankCall, Workers
+from kapell.workergroup import RankCall, RunTime, Workers
 
-from .calling import pack_argument, packed_call
+from .calling import goes_by_name, name_of, opened_answer, pack_argument, packed_call
 from .failures import lost_worker, own_error
 from .host import HostFacts
+from .numbering import CallNumbers
 from .pools import RayResourcePool
 from .storing import NO_ROOM, StoreFullError, store_full
 
@@ -24,7 +25,22 @@ _SIZE_SECONDS = 5.0  # for a worker to say how large an answer was that found no
 _BUSY_AFTER_SECONDS = 0.3  # a dead process is known at once, an idle one answers in milliseconds
 
 
-class RayWorkers(Workers[ray.ObjectRef]):
+class RayAnswer:
+    """The handle of a call."""
+
+    __slots__ = ("packed", "ref")
+
+    def __init__(self, ref: ray.ObjectRef, packed: bool) -> None:
+        self.ref = ref
+        self.packed = packed
+        """Whether `packed_answer` made it."""
+
+    def open(self, value: Any) -> Any:
+        """The answer, when Ray has opened what ``ref`` refers to."""
+        return opened_answer(value) if self.packed else value
+
+
+class RayWorkers(Workers[RayAnswer]):
     """One Ray actor per rank."""
 
     def __init__(
@@ -51,6 +67,8 @@ class RayWorkers(Workers[ray.ObjectRef]):
         self._read_only = read_only
         self._restart = restart
         self._questions: dict[int, ray.ObjectRef] = {}  # whether a rank lives, one at a time
+        self._methods: dict[tuple[int, str, str, str], Any] = {}
+        self._numbers = CallNumbers()
         if on_close is not None:
             weakref.finalize(self, on_close)  # a group that is forgotten gives its places back too
         self._on_close = on_close
@@ -64,24 +82,41 @@ class RayWorkers(Workers[ray.ObjectRef]):
         """Serialize once; small values ride in the call, larger ones go to the object store."""
         return pack_argument(value, read_only=self._read_only)
 
-    def submit(self, call: RankCall) -> ray.ObjectRef:
+    def submit(self, call: RankCall) -> RayAnswer:
         """Send the call to the actor of its rank."""
-        head, apart = packed_call(call)
-        return self.actors[call.rank].call.remote(head, *apart)
+        if goes_by_name(call):
+            ref = self._method(call, "call_by_name").remote()
+            self._numbers.note(ref, call.number)
+        else:
+            head, apart = packed_call(call)
+            ref = self._method(call, "call").remote(head, *apart)
+        return RayAnswer(ref, call.direct)
 
-    def wait(self, handles: Sequence[ray.ObjectRef], timeout: float | None) -> list[ray.ObjectRef]:
+    def _method(self, call: RankCall, kind: str) -> Any:
+        """What sends a call: to look for it anew costs Ray more than to use it."""
+        key = call.rank, kind, call.target, call.method
+        method = self._methods.get(key)
+        if method is None:
+            method = self._methods[key] = getattr(self.actors[call.rank], kind).options(name=name_of(call))
+        return method
+
+    def wait(self, handles: Sequence[RayAnswer], timeout: float | None) -> list[RayAnswer]:
         """All that are done by the time that one is."""
         if not handles:
             return []
+        by_ref = {handle.ref: handle for handle in handles}
         # Waiting alone brings nothing to this node: a result that is looked at here may be read elsewhere.
-        done, rest = ray.wait(list(handles), num_returns=1, timeout=timeout, fetch_local=False)
+        done, rest = ray.wait(list(by_ref), num_returns=1, timeout=timeout, fetch_local=False)
         if done and rest:
             more, _ = ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=False)
             done += more
-        return done
+        return [by_ref[ref] for ref in done]
 
-    def fetch(self, handle: ray.ObjectRef) -> Any:
+    def fetch(self, handle: RayAnswer) -> Any:
         """The result, or the worker's own exception, or `LostWorker`."""
+        return handle.open(self._got(handle.ref))
+
+    def _got(self, handle: ray.ObjectRef) -> Any:
         try:
             return ray.get(handle)
         except RayTaskError as error:
@@ -94,12 +129,20 @@ class RayWorkers(Workers[ray.ObjectRef]):
         except (RayActorError, OutOfMemoryError) as error:
             raise lost_worker(error, self._node_of(handle)) from None
 
-    def fetch_all(self, handles: Sequence[ray.ObjectRef], timeout: float | None) -> list[Any] | None:
+    def fetch_all(self, handles: Sequence[RayAnswer], timeout: float | None) -> list[Any] | None:
         """All results in one request to Ray; None when one failed or the time is up."""
+        refs = [handle.ref for handle in handles]
         try:
-            return ray.get(list(handles), timeout=None if timeout in (None, math.inf) else max(0.0, timeout))
+            values = ray.get(refs, timeout=None if timeout in (None, math.inf) else max(0.0, timeout))
+            return [handle.open(value) for handle, value in zip(handles, values, strict=True)]
         except (GetTimeoutError, RayError):
             return None
+        except Exception:  # of a class that cannot be rebuilt here: `fetch` tells the rank
+            return None
+
+    def run_times(self, ranks: Sequence[int], timeout: float) -> dict[int, list[RunTime]]:
+        """When calls ran, for each rank that is free to answer; each call is told once."""
+        return self._numbers.numbered(super().run_times(ranks, timeout))
 
     def is_alive(self, rank: int) -> bool:
         """Whether the process is there: Ray fails a question to a dead one at once; a busy one leaves it unanswered."""
@@ -119,6 +162,7 @@ class RayWorkers(Workers[ray.ObjectRef]):
             raise RuntimeError(f"group {self._role!r} is attached to workers of another program; restart them there")
         ray.kill(self.actors[rank], no_restart=True)
         self._questions.pop(rank, None)
+        self._methods = {key: method for key, method in self._methods.items() if key[0] != rank}
         self.actors[rank], self._facts[rank], self.names[rank] = self._restart(rank)
 
     def close(self) -> None:

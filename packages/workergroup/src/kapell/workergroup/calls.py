@@ -47,6 +47,7 @@ class PendingCall(Generic[ResultT]):
         limit: float,
         retry: int = 0,
         span: CallSpan | None = None,
+        direct: bool = False,
     ) -> None:
         self._route = route
         self._method = method
@@ -54,6 +55,7 @@ class PendingCall(Generic[ResultT]):
         self._limit = limit
         self._retry = retry
         self._span = span
+        self._direct = direct
         self._lock = threading.Lock()
         self._result: tuple[ResultT] | None = None
         self._error: WorkerFailedError | None = None
@@ -223,7 +225,8 @@ class PendingCall(Generic[ResultT]):
         for rank, error in self._failures.items():
             if isinstance(error, LostWorker):
                 self._route.runtime.workers.restart(rank)
-        self._expect(*self._route.send(self._method, self._plan, self._span, began=time.time()))
+        sent = self._route.send(self._method, self._plan, self._span, began=time.time(), direct=self._direct)
+        self._expect(*sent)
 
     def _failed(self) -> WorkerFailedError:
         self._error = WorkerFailedError.of(

@@ -123,10 +123,11 @@ class WorkerGroup(GroupViews):
         span = start_call_span(route.role, name, len(plan.ranks))
         if options.record is not None:
             record_call(options.record, route, self._worker_class, name, plan)
-        handles, record = route.send(name, plan, span, began=began)
+        direct = options.blocking
+        handles, record = route.send(name, plan, span, began=began, direct=direct)
         limit = route.runtime.limit if options.timeout is None else options.timeout
         pending = self.pending_call_class(
-            route, name, plan, handles, record, limit=limit, retry=options.retry, span=span
+            route, name, plan, handles, record, limit=limit, retry=options.retry, span=span, direct=direct
         )
         route.runtime.note(pending)
         return pending

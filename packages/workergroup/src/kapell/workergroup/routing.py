@@ -67,11 +67,11 @@ class Route:
     """The workers' own rank of each rank of the view."""
 
     def send(
-        self, method: str, plan: DispatchPlan, span: CallSpan | None, *, began: float
+        self, method: str, plan: DispatchPlan, span: CallSpan | None, *, began: float, direct: bool
     ) -> tuple[dict[int, Any], CallRecord]:
         """Send a planned call; the handle of each rank, and the record of what it costs.
 
-        Raises `GroupClosedError` after the group was closed.
+        ``direct`` is that of `RankCall`. Raises `GroupClosedError` after the group was closed.
         """
         if self.runtime.closed:
             raise GroupClosedError(self.role)
@@ -101,7 +101,7 @@ class Route:
         submit, number, sending, target, now = workers.submit, record.number, record.sending, self.target, time.time
         handles = {}
         for rank, own_rank, args, kwargs in zip(ranks, own_ranks, all_args, all_kwargs, strict=True):
-            call = RankCall(own_rank, method, args, kwargs, target, rank in collected, number, trace)
+            call = RankCall(own_rank, method, args, kwargs, target, rank in collected, number, trace, direct)
             sending.append(now())
             handles[own_rank] = submit(call)
         sending.append(now())

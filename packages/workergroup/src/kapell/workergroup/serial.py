@@ -104,7 +104,7 @@ class LocalWorkers(Workers[Answer]):
 
     def _run(self, call: RankCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a call whose arguments are private already."""
-        rank, method, _, _, target, wanted, number, trace = call
+        rank, method, _, _, target, wanted, number, trace, _ = call
         runner = self._runners[rank] or self._lost(rank)
         return isolate(runner.run(method, args, kwargs, target=target, wanted=wanted, number=number, trace=trace))
 
@@ -138,7 +138,7 @@ class SerialWorkers(LocalWorkers):
         """Run the call here."""
         answer = Answer()
         args, kwargs = private_arguments(call)
-        rank, method, _, _, target, wanted, number, trace = call
+        rank, method, _, _, target, wanted, number, trace, _ = call
         token = worker_env.set(self._envs[rank])
         try:
             runner = self._runners[rank] or self._lost(rank)

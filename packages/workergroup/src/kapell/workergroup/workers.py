@@ -33,6 +33,8 @@ class RankCall(NamedTuple):
     """Number of the call in its group, the same on all ranks; names it in the workers' log of run times."""
     trace: str = ""
     """W3C ``traceparent`` of the caller's OpenTelemetry span; empty without one."""
+    direct: bool = False
+    """Whether the caller waits for the answer and nobody else gets its handle: it may travel in any form."""
 
 
 class Workers(ABC, Generic[HandleT]):
