@@ -28,7 +28,10 @@ class Backend(ABC):
 
     @abstractmethod
     def resource_pool(self, process_on_nodes: Sequence[int], **options: Any) -> ResourcePool:
-        """Reserve processes: one entry per node. ``options`` are the backend's own."""
+        """Reserve processes: one entry per node. ``options`` are the backend's own.
+
+        Every backend takes ``use_gpu=True``, for an accelerator per process where it hands them out.
+        """
 
     @abstractmethod
     def worker_group(

@@ -81,8 +81,12 @@ class LocalBackend(Backend):
         self.concurrent = mode != "serial"
         self._runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
-    def resource_pool(self, process_on_nodes: Sequence[int], **options: Any) -> ResourcePool:
-        """A pool that reserves nothing; ``options`` are those of `ResourcePool`."""
+    def resource_pool(self, process_on_nodes: Sequence[int], *, use_gpu: bool = False, **options: Any) -> ResourcePool:
+        """A pool that reserves nothing: with ``use_gpu``, workers share the devices that this process sees.
+
+        ``options`` are those of `ResourcePool`.
+        """
+        del use_gpu
         return ResourcePool(process_on_nodes, **options)
 
     def worker_group(

@@ -19,6 +19,7 @@ from ..pool import ClassWithInitArgs
 from .workers import Checker, Picky
 
 __all__ = [
+    "test_any_pool_can_ask_for_accelerators",
     "test_close_is_harmless_when_repeated_and_calls_say_so",
     "test_failing_constructor_is_reported_at_once_with_its_rank",
     "test_health_tells_unanswered_calls",
@@ -31,6 +32,10 @@ __all__ = [
     "test_workers_do_not_see_each_others_variables",
     "test_workers_see_their_own_place_in_their_environment",
 ]
+
+
+def test_any_pool_can_ask_for_accelerators(backend: Backend) -> None:
+    assert backend.resource_pool([2, 1], use_gpu=True).world_size == 3
 
 
 def test_workers_see_their_own_place_in_their_environment(group: WorkerGroup) -> None:
