@@ -5,14 +5,16 @@ import socket
 
 import torch
 
-from kapell.trainer.collective import GlooCollective, join_collective
+from kapell.trainer.collective import ProcessGroupCollective, join_collective
 
 
 def average_twice(rank, port, answers):
-    collective = join_collective("actor", rank=rank, world_size=2, address=("127.0.0.1", str(port)))
+    collective = join_collective(
+        "actor", rank=rank, world_size=2, address=("127.0.0.1", str(port)), device=torch.device("cpu")
+    )
     first = collective.start_average(torch.tensor([1.0 + 2 * rank]))
     second = collective.start_average(torch.tensor([10.0 * rank]))
-    answers.put((rank, isinstance(collective, GlooCollective), first().item(), second().item()))
+    answers.put((rank, isinstance(collective, ProcessGroupCollective), first().item(), second().item()))
 
 
 def test_two_processes_get_the_same_averages_in_order():

@@ -94,7 +94,7 @@ def sample_of(engine, rank):
 
 def be_rank(rank, port, folder):
     torch.set_num_threads(1)
-    place = {"rank": rank, "world_size": 2, "address": ("127.0.0.1", str(port))}
+    place = {"rank": rank, "world_size": 2, "address": ("127.0.0.1", str(port)), "device": torch.device("cpu")}
     join_process_group(**place)
     engine = TrainEngine(build_policy(MODEL, seed=3), OPTIM, strategy="fsdp2")
     reference = engine.place(build_policy(MODEL, seed=3).requires_grad_(False))

@@ -18,11 +18,21 @@ from .algorithms import AdaptiveKLController, FixedKLController, KLController, N
 from .batch_sizes import batch_sizes
 from .checkpoint import BestCheckpoint, CheckpointStore
 from .choices import advantage_options, estimator_reads, policy_loss_options
-from .config import ActorConfig, Config, CriticConfig, CriticModelConfig, KLControlConfig, ModelConfig, SamplingConfig
+from .config import (
+    ActorConfig,
+    Config,
+    CriticConfig,
+    CriticModelConfig,
+    KLControlConfig,
+    ModelConfig,
+    SamplingConfig,
+    TrainerConfig,
+)
 from .hooks import Hook, Hooks, RunSummary
 from .micro_batches import MicroBatches
 from .objectives import PolicyObjective, ValueObjective
 from .openai_engine import OpenAIEngine
+from .placement import start_group
 from .prepare import Prepared, prepare
 from .resume import Resume, find_resume
 from .reward_model import RewardModel, RewardModelWorker, build_reward_model
@@ -121,8 +131,7 @@ def worker_groups(
 
     ``substitutes`` are workers to use for a role in place of the run's own.
     """
-    config, threads = prepared.config, prepared.config.trainer.torch_threads
-    tokenizer = prepared.tokenizer
+    config, tokenizer = prepared.config, prepared.tokenizer
     actor, sizes = config.actor_rollout_ref.actor, batch_sizes(config)
     policy = ClassWithInitArgs(
         ActorRolloutRefWorker,
@@ -134,7 +143,7 @@ def worker_groups(
         with_reference=config.use_reference,
         build_reference=prepared.build_reference,
         total_steps=_optimizer_steps(prepared, _plan(actor, actor, sizes.actor)),
-        torch_threads=threads,
+        **_worker_options(config.trainer),
         seed=config.trainer.seed,
         **_engine_options(actor, config.actor_rollout_ref.model),
     )
@@ -145,31 +154,26 @@ def worker_groups(
             prepared.build_critic,
             config.critic.optim,
             total_steps=_optimizer_steps(prepared, _plan(config.critic, actor, sizes.critic)),
-            torch_threads=threads,
+            **_worker_options(config.trainer),
             seed=config.trainer.seed + 1,
             **_engine_options(config.critic, config.critic.model),
         )
     if config.actor_rollout_ref.rollout.name == "openai":
         roles["rollout"] = ClassWithInitArgs(RolloutServerWorker, _openai_engine(prepared))
-    # Threads that spin while they wait would take the cores from the other workers.
-    environment = {
-        "OMP_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }
     apart: dict[str, ClassWithInitArgs] = {}
     if (model := config.reward.reward_model).enable:
         (apart if model.enable_resource_pool else roles)["reward_model"] = _reward_model(prepared)
     roles |= {name: worker for name, worker in (substitutes or {}).items() if name in roles}
     with load_backend(config.backend.name)(**config.backend.options) as backend:
-        pool = backend.resource_pool([config.trainer.n_gpus_per_node] * config.trainer.nnodes)
-        group = backend.worker_group(pool, colocate(roles), role="workers", worker_env=environment)
-        groups = dict(group.spawn(roles))
+        start = partial(start_group, backend, trainer=config.trainer)
+        groups = dict(start(colocate(roles), role="workers", size=config.trainer).spawn(roles))
         for name, worker in apart.items():
-            pool = backend.resource_pool([model.n_gpus_per_node] * model.nnodes)
-            groups[name] = backend.worker_group(pool, worker, role=name, worker_env=environment)
+            groups[name] = start(worker, role=name, size=model)
         yield groups
+
+
+def _worker_options(trainer: TrainerConfig) -> dict[str, Any]:
+    return {"device": trainer.device, "torch_threads": trainer.torch_threads}
 
 
 def _reward_model(prepared: Prepared) -> ClassWithInitArgs:
@@ -181,7 +185,7 @@ def _reward_model(prepared: Prepared) -> ClassWithInitArgs:
         partial(build_reward_model, str(model.path), pad_token_id=pad_token_id),
         own,
         micro_batch_size=model.micro_batch_size_per_gpu,
-        torch_threads=prepared.config.trainer.torch_threads,
+        **_worker_options(prepared.config.trainer),
     )
 
 

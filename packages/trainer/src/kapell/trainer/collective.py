@@ -22,7 +22,7 @@ from kapell.workergroup import current_worker_env
 
 __all__ = [
     "Collective",
-    "GlooCollective",
+    "ProcessGroupCollective",
     "SharedProcessCollective",
     "SingleCollective",
     "join_collective",
@@ -48,7 +48,7 @@ class SingleCollective(Collective):
         return lambda: tensor
 
 
-class GlooCollective(Collective):
+class ProcessGroupCollective(Collective):
     """One rank per process, over `torch.distributed`'s default group, which must be initialised."""
 
     def start_average(self, tensor: Tensor) -> Callable[[], Tensor]:
@@ -86,13 +86,14 @@ class SharedProcessCollective(Collective):
 
     def start_average(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Lay this rank's part down. Collecting too early waits on a thread, and is a ``RuntimeError`` without."""
-        number, self._round = self._round, self._round + 1
+        number, device = self._round, tensor.device
+        self._round += 1
         with self._exchange.changed:
             self._exchange.parts.setdefault(number, {})[self._rank] = tensor
             self._exchange.changed.notify_all()
-        return lambda: self._finish(number)
+        return lambda: self._finish(number, device)
 
-    def _finish(self, number: int) -> Tensor:
+    def _finish(self, number: int, device: torch.device) -> Tensor:
         exchange = self._exchange
         with exchange.changed:
             parts = exchange.parts[number]
@@ -102,8 +103,8 @@ class SharedProcessCollective(Collective):
                 missing = sorted(set(range(self._world_size)) - parts.keys())
                 raise RuntimeError(f"ranks {missing} have not given their part of average {number} yet")
             if number not in exchange.averages:
-                exchange.averages[number] = torch.stack([parts[rank] for rank in sorted(parts)]).mean(0)
-            average = exchange.averages[number]
+                exchange.averages[number] = torch.stack([parts[rank].to(device) for rank in sorted(parts)]).mean(0)
+            average = exchange.averages[number].to(device)
             exchange.num_readers[number] += 1
             if exchange.num_readers[number] == self._world_size:
                 del exchange.averages[number], exchange.parts[number], exchange.num_readers[number]
@@ -114,10 +115,13 @@ _exchanges: WeakValueDictionary[tuple[str, ...], _Exchange] = WeakValueDictionar
 _exchanges_lock = threading.Lock()
 
 
-def join_collective(name: str, *, rank: int, world_size: int, address: tuple[str, str]) -> Collective:
+def join_collective(
+    name: str, *, rank: int, world_size: int, address: tuple[str, str], device: torch.device
+) -> Collective:
     """The collective of the worker that is being built: ``name`` is its role, ``address`` where its group meets.
 
-    Workers in processes of their own join over gloo, workers that share this process through its memory.
+    Workers in processes of their own join over gloo, or NCCL between CUDA devices; workers that share this process
+    through its memory.
     """
     if world_size == 1:
         return SingleCollective()
@@ -125,11 +129,11 @@ def join_collective(name: str, *, rank: int, world_size: int, address: tuple[str
         with _exchanges_lock:
             exchange = _exchanges.setdefault((name, *address), _Exchange())
         return SharedProcessCollective(exchange, rank, world_size)
-    join_process_group(rank=rank, world_size=world_size, address=address)
-    return GlooCollective()
+    join_process_group(rank=rank, world_size=world_size, address=address, device=device)
+    return ProcessGroupCollective()
 
 
-def join_process_group(*, rank: int, world_size: int, address: tuple[str, str]) -> None:
+def join_process_group(*, rank: int, world_size: int, address: tuple[str, str], device: torch.device) -> None:
     """Make the worker's group torch's default process group, where it has none yet.
 
     Raises ``ValueError`` for workers that share a process, in which torch can have one rank only.
@@ -138,6 +142,10 @@ def join_process_group(*, rank: int, world_size: int, address: tuple[str, str]) 
         raise ValueError("strategy=fsdp2 needs a process for each worker; use strategy=ddp, or backend=ray")
     if not dist.is_initialized():
         host, port = address
+        backend = "gloo"
+        if device.type == "cuda":
+            backend = "cpu:gloo,cuda:nccl"
+            torch.cuda.set_device(device)  # NCCL works on the process's current device
         dist.init_process_group(
-            "gloo", init_method=f"tcp://{host}:{port}", rank=rank, world_size=world_size, timeout=_TIMEOUT
+            backend, init_method=f"tcp://{host}:{port}", rank=rank, world_size=world_size, timeout=_TIMEOUT
         )

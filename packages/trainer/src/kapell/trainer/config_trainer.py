@@ -43,8 +43,11 @@ class TrainerConfig:
     """First N steps in which only the critic learns."""
     nnodes: int = 1
     """Machines."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where models are and compute. With ``cuda`` each worker process has a GPU of its own; under ``backend=local`` the
+    workers take those that this process sees, in turn."""
     n_gpus_per_node: int = 2
-    """Worker processes on each machine (verl's name; without GPUs each is a CPU process)."""
+    """Worker processes on each machine (verl's name, whatever the device)."""
     torch_threads: int = 1
     """Threads of torch in each worker."""
     balance_batch: bool = True

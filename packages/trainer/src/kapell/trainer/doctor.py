@@ -1,7 +1,7 @@
 """Walks the order in which a run is debugged: each finding is fine, or says what is wrong and the way out.
 
-1. overrides applied, 2. mode, 3. data, 4. workers created, 5. columns present, 6. batch size, response length and masks
-agree, 7. the workers' own errors.
+1. overrides applied, 2. mode, 3. devices, 4. data, 5. workers created, 6. columns present, 7. batch size, response
+length and masks agree, 8. the workers' own errors.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from kapell.protocol import DataProto
 
@@ -24,7 +26,7 @@ from .inactive import inactive_settings
 from .observe import Observer
 from .plan import reason_of_step
 
-__all__ = ["Finding", "check_mode", "check_overrides", "examine_config", "failure_findings"]
+__all__ = ["Finding", "check_devices", "check_mode", "check_overrides", "examine_config", "failure_findings"]
 
 _PROMPTS, _SAMPLES, _WORKERS = 4, 4, 2
 
@@ -56,6 +58,7 @@ def examine_config(resolved: ResolvedConfig) -> Iterator[Finding]:
     yield mode
     if not mode.ok:
         return
+    yield from check_devices(resolved.config)
     small = _small(resolved.config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -89,6 +92,17 @@ def check_mode(resolved: ResolvedConfig) -> Finding:
         return Finding("mode", str(error), "correct the key that is named; `kapell config` shows all")
     step = step_of(resolved.config)
     return Finding("mode", f"{getattr(step, '__name__', step)}: {reason_of_step(resolved.config)}")
+
+
+def check_devices(config: Config) -> Iterator[Finding]:
+    """Whether this machine has the GPUs that the run wants of each of its machines; nothing for a run without any."""
+    if config.trainer.device == "cpu":
+        return
+    found, wanted = torch.cuda.device_count(), 1 if config.backend.name == "local" else config.trainer.n_gpus_per_node
+    message = f"trainer.device=cuda wants {wanted} on each machine; torch {torch.__version__} finds {found} on this one"
+    message += "" if found else ", so the step below runs on the CPU"
+    way_out = "lower trainer.n_gpus_per_node, set trainer.device=cpu, or look where the workers will be"
+    yield Finding("devices", message, way_out if found < wanted else "")
 
 
 def failure_findings(failure: RunFailure | None) -> Iterator[Finding]:
@@ -166,8 +180,10 @@ def _agreement(batch: DataProto, prepared: Prepared) -> Iterator[Finding]:
 
 
 def _small(config: Config) -> Config:
-    """The same run with a few prompts and workers in this process."""
+    """The same run with a few prompts and workers in this process, on the CPU where there is no other device."""
     policy, trainer = config.actor_rollout_ref, config.trainer
+    if not torch.cuda.is_available():
+        trainer = replace(trainer, device="cpu")
     prompts = min(config.data.train_batch_size, _PROMPTS)
     return replace(
         config,

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from .algorithms import LossResult, Metric, merge_metrics
 from .collective import Collective, SingleCollective
 from .config import OptimConfig
+from .devices import moved
 from .forward import Columns
 from .lora import split_weights, weights_checksum
 from .micro_batches import MicroBatches, joined, portions
@@ -24,6 +25,8 @@ from .optimizers import build_optimizer, build_schedule
 from .parallel import Replicated, Sharded
 
 __all__ = ["TrainEngine"]
+
+_CPU = torch.device("cpu")
 
 
 class TrainEngine:
@@ -35,7 +38,8 @@ class TrainEngine:
     ``strategy`` is ``ddp``, a copy of the model on each rank, or ``fsdp2``, a part on each, over torch's default
     process group. Weights, gradients, moments and losses are float32; with ``dtype=torch.bfloat16`` the matrix products
     of all passes are computed in that (autocast). ``gradient_checkpointing`` computes each layer again in the backward
-    pass, which saves the memory of its activations.
+    pass, which saves the memory of its activations. The model lives on ``device``; columns go there micro-batch by
+    micro-batch, and results come back to where the columns are.
 
     The model is in evaluation mode but for the passes of `forward_backward`, in which dropout acts where the model's
     configuration has it. What is dropped follows from ``seed``, which should differ between ranks, and the number of
@@ -54,12 +58,13 @@ class TrainEngine:
         dtype: torch.dtype = torch.float32,
         gradient_checkpointing: bool = False,
         seed: Sequence[int] = (1,),
+        device: torch.device = _CPU,
     ) -> None:
-        self.model = model
+        self.device = device
         self._parallel = Sharded() if strategy == "fsdp2" else Replicated(collective or SingleCollective())
         if gradient_checkpointing:
             allow_recomputation(model)
-        self._parallel.place(model)
+        self.model = self.place(model)
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._grad_clip = grad_clip
         self._dtype = dtype
@@ -82,7 +87,7 @@ class TrainEngine:
         self.optimizer.zero_grad(set_to_none=True)
         metrics = []
         with training_mode(self.model), self._dropout():
-            for micro in portions(columns, self._rows(columns, micro_batches)):
+            for micro in self._portions(columns, self._rows(columns, micro_batches)):
                 with self.autocast():
                     value, numbers = loss(micro)
                 value.backward()
@@ -94,7 +99,7 @@ class TrainEngine:
         if not self._has_dropout:
             return nullcontext()
         sequence = np.random.SeedSequence((*self._seed, self.scheduler.last_epoch))
-        return drawn_from(int(sequence.generate_state(1, np.uint64)[0]), self.model.device)
+        return drawn_from(int(sequence.generate_state(1, np.uint64)[0]), self.device)
 
     def step(self) -> dict[str, float]:
         """Move the weights by the averaged gradient. Returns ``grad_norm`` (before clipping) and ``lr``."""
@@ -128,12 +133,12 @@ class TrainEngine:
         """
         rows = self._rows(columns, micro_batches)
         with self.autocast():
-            parts = [forward(model or self.model, micro) for micro in portions(columns, rows)]
+            parts = [forward(model or self.model, micro) for micro in self._portions(columns, rows)]
         return joined(parts, rows, columns["response_mask"], names)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of the model's passes."""
-        return torch.autocast(self.model.device.type, self._dtype, enabled=self._dtype is not torch.float32)
+        return nullcontext() if self._dtype is torch.float32 else torch.autocast(self.device.type, self._dtype)
 
     @contextmanager
     def sampling(self) -> Generator[None]:
@@ -143,6 +148,7 @@ class TrainEngine:
 
     def place(self, model: PreTrainedModel) -> PreTrainedModel:
         """Lay out another model as this engine's own is, so that `evaluate` takes it."""
+        model.to(self.device)
         self._parallel.place(model)
         return model
 
@@ -157,6 +163,9 @@ class TrainEngine:
             whole = ((name, self._parallel.gathered(weight.detach())) for name, weight in frozen.items())
             self._frozen_checksum = weights_checksum(whole)
         return self._frozen_checksum
+
+    def _portions(self, columns: Columns, rows: list[list[int]]) -> Iterator[Columns]:
+        return (moved(micro, self.device) for micro in portions(columns, rows))
 
     def _rows(self, columns: Columns, micro_batches: MicroBatches | None) -> list[list[int]]:
         sizes = micro_batches or MicroBatches()

@@ -73,7 +73,7 @@ def joined(
     columns = {name: torch.zeros(mask_NT.shape, device=mask_NT.device) for name in names}
     for chosen, part in zip(rows, parts, strict=True):
         for name, column_NT in columns.items() if chosen else ():
-            part_BT = part[name].float()
+            part_BT = part[name].float().to(mask_NT.device)
             column_NT[list(chosen)] = pad(part_BT, (0, mask_NT.shape[1] - part_BT.shape[1]))
     return {name: column_NT * mask_NT for name, column_NT in columns.items()}
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .choices import estimator_reads
-from .config import Config
+from .config import Config, RewardModelConfig, TrainerConfig
 from .config_load import ResolvedConfig
+from .devices import DeviceType
 from .inactive import InactiveKey, inactive_settings
 from .observe import ObservedStage
 from .stand_in import StandInRun, observe_stand_in
@@ -39,6 +40,10 @@ class PlannedPool:
     """Machines."""
     processes_per_node: int
     """Worker processes on each."""
+    device: DeviceType
+    """Where their models are and compute."""
+    gpus: int
+    """GPUs that it asks its backend for: one per process on CUDA; under ``backend=local`` all share this process's."""
 
     @property
     def processes(self) -> int:
@@ -151,11 +156,16 @@ _REASONS: Mapping[str, Callable[[Config], str]] = {
 
 
 def _pools(config: Config) -> list[PlannedPool]:
-    pools = [PlannedPool("workers", config.trainer.nnodes, config.trainer.n_gpus_per_node)]
+    sizes: dict[str, TrainerConfig | RewardModelConfig] = {"workers": config.trainer}
     model = config.reward.reward_model
     if model.enable and model.enable_resource_pool:
-        pools.append(PlannedPool("reward_model", model.nnodes, model.n_gpus_per_node))
-    return pools
+        sizes["reward_model"] = model
+    device = config.trainer.device
+    asks = device == "cuda" and config.backend.name != "local"
+    return [
+        PlannedPool(name, size.nnodes, size.n_gpus_per_node, device, size.nnodes * size.n_gpus_per_node * asks)
+        for name, size in sizes.items()
+    ]
 
 
 def _sizes(config: Config) -> dict[str, str]:

@@ -18,6 +18,7 @@ from kapell.decorators import Dispatch, register
 from kapell.protocol import DataProto
 from kapell.workergroup import Worker, WorkerGroup
 
+from .devices import DeviceType, moved, worker_device
 from .micro_batches import slices
 from .models import load_config_of
 from .reward import RewardError
@@ -80,11 +81,13 @@ class RewardModelWorker(Worker):
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         micro_batch_size: int | None = None,
+        device: DeviceType = "cpu",
         torch_threads: int = 1,
     ) -> None:
         super().__init__()
         torch.set_num_threads(torch_threads)
-        self._model = build_model()
+        self._device = worker_device(device, local_rank=self.local_rank)
+        self._model: Any = build_model().to(self._device)
         self._tokenizer = tokenizer
         self._micro_batch_size = micro_batch_size
         if tokenizer is not None:
@@ -117,7 +120,7 @@ class RewardModelWorker(Worker):
 
     @torch.no_grad()
     def _logits(self, columns: Any) -> Tensor:
-        return self._model(**columns).logits[:, 0].float()
+        return self._model(**moved(columns, self._device)).logits[:, 0].float().cpu()
 
 
 def _conversation(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str) -> str:

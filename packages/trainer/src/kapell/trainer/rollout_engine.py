@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kapell.protocol import DataProto
 
 from .algorithms import position_ids
+from .devices import moved
 from .sampler import Rollout, Sampling, sample, sample_streams
 from .stop_strings import StopStrings
 
@@ -74,20 +75,22 @@ class SamplerEngine:
     """Reads the text in which stop strings are looked for; not needed without any."""
 
     def generate(self, request: RolloutRequest) -> Rollout:
-        """A response for each row."""
+        """A response for each row, where the prompts are, wherever the model is."""
         stop = request.sampling.stop
         if stop and self.tokenizer is None:
             raise ValueError(f"stop strings {list(stop)} need a tokenizer; give the engine one")
-        return sample(
+        device = self.model.device
+        rollout = sample(
             self.model,
-            request.prompts,
-            request.prompt_mask,
+            request.prompts.to(device),
+            request.prompt_mask.to(device),
             sampling=request.sampling,
             uniforms_BT=sample_streams(request.seed, request.step, request.sample_ids, request.max_new_tokens),
             eos_token_ids=self.eos_token_ids,
             pad_token_id=self.pad_token_id,
             stop_strings=StopStrings(stop, self.tokenizer) if stop and self.tokenizer else None,
         )
+        return Rollout(**moved(vars(rollout), request.prompts.device))
 
 
 def rollout_columns(request: RolloutRequest, rollout: Rollout, *, policy_version: int) -> DataProto:

@@ -109,6 +109,7 @@ def sample(
     """
     num_rows, length = uniforms_BT.shape
     device = input_ids_BP.device
+    uniforms_BT = uniforms_BT.to(device)
     responses_BT = torch.full((num_rows, length), pad_token_id, dtype=torch.long, device=device)
     mask_BT = torch.zeros_like(responses_BT)
     log_probs_BT = torch.zeros((num_rows, length), dtype=torch.promote_types(model.dtype, torch.float32), device=device)
@@ -123,7 +124,7 @@ def sample(
     rows_R = torch.arange(num_rows, device=device)  # R: the rows that are still in the model's batch
     running_R = torch.ones(num_rows, dtype=torch.bool, device=device)
     for t in range(length):
-        tokens_R = _choose(logits_RV, sampling, uniforms_BT[:, t].to(device)[rows_R])
+        tokens_R = _choose(logits_RV, sampling, uniforms_BT[rows_R, t])
         chosen_R = log_probs_from_logits(logits_RV[:, None], tokens_R[:, None], temperature=sampling.temperature)[:, 0]
         responses_BT[rows_R, t] = torch.where(running_R, tokens_R, pad_token_id)
         log_probs_BT[rows_R, t] = torch.where(running_R, chosen_R, 0.0)

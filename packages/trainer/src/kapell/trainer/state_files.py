@@ -35,8 +35,8 @@ class CheckpointError(ValueError):
 def write_state(folder: str | Path, name: str, state: Mapping[str, Any]) -> dict[str, FileRecord]:
     """Write ``name.json`` and, where the state holds tensors, ``name.safetensors``; the record of each, by file name.
 
-    A state is made of dicts, lists, tuples, numbers, text, None, tensors and numpy arrays. Tensors that are one, such
-    as tied weights, are written once. Raises ``TypeError`` for anything else, with its place.
+    A state is made of dicts, lists, tuples, numbers, text, None, tensors (on any device) and numpy arrays. Tensors that
+    are one, such as tied weights, are written once. Raises ``TypeError`` for anything else, with its place.
     """
     path = Path(folder) / f"{name}.json"
     encoder = _Encoder()

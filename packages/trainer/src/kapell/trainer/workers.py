@@ -19,6 +19,7 @@ from kapell.workergroup import Worker
 from .algorithms import BatchTotals, Metric
 from .collective import join_collective, join_process_group
 from .config import OptimConfig
+from .devices import DeviceType, memory_metrics, worker_device
 from .durable_files import FileRecord
 from .engine import TrainEngine
 from .forward import MODEL_COLUMNS, Columns, policy_forward, value_forward
@@ -47,24 +48,27 @@ class TrainWorker(Worker):
         optim: OptimConfig,
         *,
         strategy: Literal["ddp", "fsdp2"] = "ddp",
+        device: DeviceType = "cpu",
         torch_threads: int = 1,
         seed: int = 1,
         **engine_options: Any,
     ) -> None:
         super().__init__()
         torch.set_num_threads(torch_threads)
+        chosen = worker_device(device, local_rank=self.local_rank)
         place = {"rank": self.rank, "world_size": self.world_size, "address": self.get_master_addr_port()}
         collective = None
         if strategy == "fsdp2":
-            join_process_group(**place)
+            join_process_group(**place, device=chosen)
         else:
-            collective = join_collective(self.role, **place)
+            collective = join_collective(self.role, **place, device=chosen)
         self._build_model = build_model
         self.engine = TrainEngine(
             build_model(),
             optim,
             strategy=strategy,
             collective=collective,
+            device=chosen,
             seed=(seed, self.rank),
             **engine_options,
         )
@@ -79,11 +83,12 @@ class TrainWorker(Worker):
         micro_batches: MicroBatches | None = None,
     ) -> dict[str, Metric]:
         """Gradients of a mini-batch, averaged over the ranks; ``totals`` counts the whole mini-batch."""
-        return self.engine.forward_backward(
+        metrics = self.engine.forward_backward(
             _tensors(batch),
             lambda columns: objective(self.engine.model, columns, totals),
             micro_batches=micro_batches,
         )
+        return metrics | memory_metrics(self.engine.device)
 
     @register(Dispatch.ONE_TO_ALL, collect=Reduction.FIRST)
     def optimizer_step(self) -> dict[str, float]:

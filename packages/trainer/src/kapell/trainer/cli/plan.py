@@ -46,8 +46,8 @@ def _plan(options: argparse.Namespace, console: Console) -> None:
     _print(
         console,
         "resources",
-        ("pool", "nodes", "processes", "backend", "torch threads each"),
-        [(pool.name, pool.nodes, pool.processes, backend, threads) for pool in plan.pools],
+        ("pool", "nodes", "processes", "device", "GPUs asked for", "backend", "torch threads each"),
+        [(pool.name, pool.nodes, pool.processes, pool.device, pool.gpus, backend, threads) for pool in plan.pools],
     )
     _print(console, "one step", ("", ""), list(plan.sizes.items()))
     _print(
