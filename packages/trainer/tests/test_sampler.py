@@ -5,6 +5,7 @@ from kapell.trainer.algorithms import position_ids
 from kapell.trainer.data import pad_left
 from kapell.trainer.forward import policy_forward
 from kapell.trainer.models import build_policy, new_model_config
+from kapell.trainer.rollout_engine import RolloutRequest, SamplerEngine
 from kapell.trainer.sampler import Sampling, filter_logits, sample, sample_streams
 
 PROMPTS = [[3, 4, 5, 6, 2], [7, 8, 2], [7, 8, 2], [7, 8, 2], [9, 2]]
@@ -179,3 +180,38 @@ def test_no_rows_give_no_rows(policy):
         pad_token_id=0,
     )
     assert rollout.responses.shape == (0, LENGTH)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 5, 9])
+def test_few_rows_at_once_sample_the_same_in_the_same_places(policy, max_num_seqs):
+    prompts = [[3, 4, 5, 6, 2], [7, 2], [7, 2], [9, 8, 2], [3, 4, 5, 6, 2], [9, 2]]
+    ids_BP, mask_BP = pad_left(prompts, pad_id=0)
+    request = RolloutRequest(
+        prompts=ids_BP,
+        prompt_mask=mask_BP,
+        sample_ids=[40, 3, 4, 11, 7, 0],
+        sampling=Sampling(),
+        max_new_tokens=LENGTH,
+        seed=1,
+        step=2,
+    )
+    shapes = []
+    policy.register_forward_pre_hook(lambda _m, args: shapes.append(tuple(args[0].shape)))
+    whole = SamplerEngine(policy, [1], 0).generate(request)
+    assert shapes[0] == (5, 5), "equal neighbours are computed once"
+    shapes.clear()
+    parts = SamplerEngine(policy, [1], 0, max_num_seqs=max_num_seqs).generate(request)
+    assert max(rows for rows, _ in shapes) <= max_num_seqs
+    assert torch.equal(parts.responses, whole.responses)
+    assert torch.equal(parts.response_mask, whole.response_mask)
+    assert torch.allclose(parts.rollout_log_probs, whole.rollout_log_probs, atol=1e-5)
+    if max_num_seqs == 3:
+        assert [width for _, width in shapes if width > 1] == [2, 5], "short prompts are not padded to the longest"
+
+
+def test_no_rows_are_sampled_as_none(policy):
+    empty = torch.zeros((0, 3), dtype=torch.long)
+    request = RolloutRequest(
+        prompts=empty, prompt_mask=empty, sample_ids=[], sampling=Sampling(), max_new_tokens=2, seed=1, step=1
+    )
+    assert SamplerEngine(policy, [1], 0, max_num_seqs=2).generate(request).responses.shape == (0, 2)

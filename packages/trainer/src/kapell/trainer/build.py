@@ -140,6 +140,7 @@ def worker_groups(
         eos_token_ids=_eos_token_ids(prepared),
         pad_token_id=tokenizer.pad_token_id,
         tokenizer=tokenizer if config.actor_rollout_ref.rollout.stop else None,
+        max_num_seqs=config.actor_rollout_ref.rollout.max_num_seqs,
         with_reference=config.use_reference,
         build_reference=prepared.build_reference,
         total_steps=_optimizer_steps(prepared, _plan(actor, actor, sizes.actor)),

@@ -93,6 +93,8 @@ class RolloutConfig(SamplingConfig):
     """Sample; otherwise always take the most probable token."""
     n: int = 8
     """Responses per prompt."""
+    max_num_seqs: int | None = None
+    """Most rows that a worker's built-in engine samples at once, which bounds its KV cache. Null: all."""
     stop: list[str] = field(default_factory=list)
     """Texts that end a response, in training and validation. Their tokens stay in the response, for the policy to learn
     them and the reward to see them."""
@@ -109,6 +111,7 @@ class RolloutConfig(SamplingConfig):
         # Not the temperature, which the update's log-probabilities use however tokens are chosen.
         **dict.fromkeys(("top_k", "top_p"), Needs(".do_sample")),
         "server": Needs(".name", ("openai",)),
+        "max_num_seqs": Needs(".name", ("hf",)),
         "log_prob_micro_batch_size_per_gpu": set_or_inherited(False, ".log_prob_use_dynamic_bsz", ACTOR_TOKENS),
         "log_prob_max_token_len_per_gpu": set_or_inherited(True, ".log_prob_use_dynamic_bsz", ACTOR_TOKENS),
         "val_kwargs": Given("trainer.test_freq"),
@@ -116,6 +119,6 @@ class RolloutConfig(SamplingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
+        require_positive(self, "max_num_seqs", "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
         if "" in self.stop:
             raise ValueError(f"stop must not hold an empty text, got {self.stop}")

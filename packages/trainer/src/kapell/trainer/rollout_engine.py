@@ -73,19 +73,36 @@ class SamplerEngine:
     """Fills what follows."""
     tokenizer: PreTrainedTokenizerBase | None = None
     """Reads the text in which stop strings are looked for; not needed without any."""
+    max_num_seqs: int | None = None
+    """Most rows in the model's batch and its KV cache; None for all."""
 
     def generate(self, request: RolloutRequest) -> Rollout:
         """A response for each row, where the prompts are, wherever the model is."""
         stop = request.sampling.stop
         if stop and self.tokenizer is None:
             raise ValueError(f"stop strings {list(stop)} need a tokenizer; give the engine one")
+        num_rows = len(request.prompts)
+        order_B = torch.arange(num_rows)
+        if self.max_num_seqs is not None and num_rows > self.max_num_seqs:
+            # Rows with prompts of like lengths go together, which saves padding; samples of one prompt stay neighbours.
+            order_B = request.prompt_mask.sum(-1).argsort(stable=True).cpu()
+        parts = [self._sample(request, rows) for rows in order_B.split(self.max_num_seqs or max(1, num_rows))]
+        place_B = order_B.argsort()
+        return Rollout(
+            responses=torch.cat([part.responses for part in parts])[place_B],
+            response_mask=torch.cat([part.response_mask for part in parts])[place_B],
+            rollout_log_probs=torch.cat([part.rollout_log_probs for part in parts])[place_B],
+        )
+
+    def _sample(self, request: RolloutRequest, rows: Tensor) -> Rollout:
+        stop, ids = request.sampling.stop, [request.sample_ids[row] for row in rows.tolist()]
         device = self.model.device
         rollout = sample(
             self.model,
-            request.prompts.to(device),
-            request.prompt_mask.to(device),
+            request.prompts[rows].to(device),
+            request.prompt_mask[rows].to(device),
             sampling=request.sampling,
-            uniforms_BT=sample_streams(request.seed, request.step, request.sample_ids, request.max_new_tokens),
+            uniforms_BT=sample_streams(request.seed, request.step, ids, request.max_new_tokens),
             eos_token_ids=self.eos_token_ids,
             pad_token_id=self.pad_token_id,
             stop_strings=StopStrings(stop, self.tokenizer) if stop and self.tokenizer else None,

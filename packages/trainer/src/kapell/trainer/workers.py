@@ -130,7 +130,8 @@ class ActorRolloutRefWorker(TrainWorker):
     """The policy in its three roles, on one copy of the weights.
 
     The reference is the model of ``build_reference``, or else the policy as it was: without its adapter, or a second,
-    frozen copy of one that has none. ``tokenizer`` is needed for stop strings only.
+    frozen copy of one that has none. ``tokenizer`` is needed for stop strings only; ``max_num_seqs`` is the most rows
+    that are sampled at once.
     """
 
     role = "actor"
@@ -143,12 +144,15 @@ class ActorRolloutRefWorker(TrainWorker):
         eos_token_ids: Collection[int],
         pad_token_id: int,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        max_num_seqs: int | None = None,
         with_reference: bool = False,
         build_reference: Callable[[], PreTrainedModel] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(build_model, optim, **options)
-        self._rollout: RolloutEngine = SamplerEngine(self.engine.model, tuple(eos_token_ids), pad_token_id, tokenizer)
+        self._rollout: RolloutEngine = SamplerEngine(
+            self.engine.model, tuple(eos_token_ids), pad_token_id, tokenizer, max_num_seqs
+        )
         self._reference = self._make_reference(build_reference) if with_reference else None
         self._version = 0
 
