@@ -147,6 +147,23 @@ class Meeting(Worker):
         return True
 
 
+class Leader(Worker):
+    """Has a group of its own."""
+
+    def __init__(self):
+        super().__init__()
+        pool = RayResourcePool([2], use_gpu=False, cpus_per_process=0.5)
+        self.helpers = RayWorkerGroup(pool, ClassWithInitArgs(Probe, offset=10 * self.rank), start_timeout=240)
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def shift(self, rows):
+        return self.helpers.shift(rows)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def places(self):
+        return os.environ["RANK"], [place[0] for place in self.helpers.place()]
+
+
 class Broken(Worker):
     def __init__(self):
         super().__init__()
@@ -391,6 +408,19 @@ def test_async_methods_overlap_where_the_options_of_the_class_ask_for_it(pool):
         waiting = group.wait_for_other.options(blocking=False)()
         assert group.come() == [True, True]
         assert waiting.get() == [True, True]
+
+
+def test_workers_have_groups_of_their_own_which_end_with_them(pool, wait_until):
+    free = ray.available_resources()["CPU"]
+    with RayWorkerGroup(pool, ClassWithInitArgs(Leader), timeout=240) as group:
+        assert group.shift([1, 2, 3, 4]) == [1, 3, 13, 15]
+        assert group.places() == [("0", ["0", "1"]), ("1", ["0", "1"])]
+        before = ray.available_resources().get("CPU", 0)
+        group.restart(1)
+        assert group.shift([1, 2, 3, 4]) == [1, 3, 13, 15]
+        assert wait_until(lambda: ray.available_resources().get("CPU", 0) >= before)
+    # At least: what an earlier test held may have come back only now.
+    assert wait_until(lambda: ray.available_resources().get("CPU", 0) >= free)
 
 
 def test_pools_are_found_by_role_and_checked_together(backend):

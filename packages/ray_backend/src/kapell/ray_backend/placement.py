@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from uuid import uuid4
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from .ordering import node_key, order_groups
 from .preflight import NodeResources, PoolRequest, check_placeable, tables
 
-__all__ = ["PlacementTimeoutError", "cluster_nodes", "place", "release"]
+__all__ = ["PlacementTimeoutError", "cluster_nodes", "place", "release", "release_of"]
 
 logger = logging.getLogger(__name__)
 
+_BY = "@"  # in a placement group's name, before the id of the actor that reserved it
 _REPORT_EVERY = 10.0  # seconds between two lines about a pool that waits
 
 
@@ -62,6 +70,8 @@ def place(
         check_placeable(request, cluster_nodes())
     # Unique names: leftovers of another run, or a second try in this one, must not collide.
     unique = f"{name}-{uuid4().hex[:8]}"
+    actor_id = ray.get_runtime_context().get_actor_id()
+    reserved_by = f"{_BY}{actor_id}" if actor_id and not detached else ""
     sizes = request.process_on_nodes
     start = time.monotonic()
     groups: dict[int, PlacementGroup] = {}
@@ -73,7 +83,7 @@ def place(
                 groups[index] = placement_group(
                     [dict(request.bundle) for _ in range(size)],
                     strategy=request.strategy,
-                    name=f"{unique}-{index}",
+                    name=f"{unique}-{index}{reserved_by}",
                     lifetime="detached" if detached else None,
                 )
             _wait(list(groups.values()), request, deadline=start + timeout, start=start)
@@ -87,6 +97,18 @@ def release(groups: Sequence[PlacementGroup]) -> None:
     """Remove placement groups; their actors end with them."""
     for group in groups:
         remove_placement_group(group)
+
+
+def release_of(actor_ids: Collection[str]) -> None:
+    """Remove what workers that were ended had reserved for groups of their own.
+
+    Ray keeps it until the program that started them ends, too.
+    """
+    for entry in placement_group_table().values():
+        name = entry["name"]
+        if name.rpartition(_BY)[2] in actor_ids and entry["state"] != "REMOVED":
+            with suppress(ValueError):  # removed meanwhile
+                remove_placement_group(get_placement_group(name))
 
 
 def _wait(groups: Sequence[PlacementGroup], request: PoolRequest, *, start: float, deadline: float) -> None:

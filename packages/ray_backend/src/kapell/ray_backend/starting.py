@@ -20,6 +20,7 @@ from .failures import own_error
 from .host import AsyncWorkerHost, HostFacts, WorkerHost
 from .occupancy import Occupied, occupy
 from .ordering import node_key, order_places, seats
+from .placement import release_of
 from .pools import RayResourcePool
 from .start_answers import gather_start
 
@@ -129,6 +130,7 @@ class Starter:
             self.leave()
             for actor in actors:
                 ray.kill(actor, no_restart=True)
+            release_of([facts.actor_id for facts in self.facts])
             if placed_here:
                 start.pool.close()
             raise
@@ -139,13 +141,16 @@ class Starter:
         name = f"{self._actor_name(rank)}-{uuid4().hex[:6]}"  # the lost one's name may not be free yet
         actor = self._actor(rank, name)
         deadline = time.monotonic() + self._start.timeout
+        actor_ids: list[str] = []
         try:
             (facts,) = self._answers("start of the process", [actor.facts.remote()], deadline, rank)
+            actor_ids.append(facts.actor_id)
             if rank == 0 and self._start.master is None:
                 _claim(actor, [int(self.envs[0]["MASTER_PORT"])])
             self._answers("__init__", [self._build(actor, self.envs[rank])], deadline, rank)
         except BaseException:
             ray.kill(actor, no_restart=True)
+            release_of(actor_ids)
             raise
         return actor, facts, name
 

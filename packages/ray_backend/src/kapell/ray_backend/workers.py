@@ -16,6 +16,7 @@ from .calling import goes_by_name, name_of, opened_answer, pack_argument, packed
 from .failures import lost_worker, own_error
 from .host import HostFacts
 from .numbering import CallNumbers
+from .placement import release_of
 from .pools import RayResourcePool
 from .storing import NO_ROOM, StoreFullError, store_full
 
@@ -161,6 +162,7 @@ class RayWorkers(Workers[RayAnswer]):
         if self._restart is None:
             raise RuntimeError(f"group {self._role!r} is attached to workers of another program; restart them there")
         ray.kill(self.actors[rank], no_restart=True)
+        release_of([self._facts[rank].actor_id])
         self._questions.pop(rank, None)
         self._methods = {key: method for key, method in self._methods.items() if key[0] != rank}
         self.actors[rank], self._facts[rank], self.names[rank] = self._restart(rank)
@@ -170,6 +172,7 @@ class RayWorkers(Workers[RayAnswer]):
         if self._owned and ray.is_initialized():
             for actor in self.actors:
                 ray.kill(actor, no_restart=True)
+            release_of([facts.actor_id for facts in self._facts])
         if self._on_close is not None:
             self._on_close()
 
