@@ -108,7 +108,9 @@ def test_the_fallback_follows_the_configuration():
         ({"type": "sandbox", "memory_mb": 1}, r"reward\.terms\.a: memory must be at least"),
         ({"type": "remote"}, r"reward\.terms\.a: .*url"),
         ({"type": "remote", "url": "localhost"}, r"reward\.terms\.a: url must start with http"),
+        ({"type": "sandbox", "concurrency": 0}, r"reward\.terms\.a: concurrency must be above 0"),
         ({"type": "function", "weight": "1"}, r"reward\.terms\.a\.weight: expected float"),
+        ({"type": "function", "weight": float("nan")}, r"reward\.terms\.a\.weight: expected float, got nan"),
     ],
 )
 def test_a_wrong_term_is_refused_with_its_key(values, message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .config_checks import require_positive
+from .config_checks import require_not_negative, require_positive
 from .config_conditions import AllOf, AnyOf, Conditions, Lacks, Needs, OptionOf, Unset
 from .config_optim import OptimConfig
 from .config_rollout import ACTOR_TOKENS, LOG_PROB_TOKENS, RolloutConfig, set_or_inherited
@@ -279,8 +279,7 @@ class CriticConfig:
 
 
 def _check_adapter(model: ModelConfig | CriticModelConfig) -> None:
-    if model.lora_rank < 0:
-        raise ValueError(f"lora_rank must not be negative, got {model.lora_rank}")
+    require_not_negative(model, "lora_rank")
     require_positive(model, "lora_alpha")
     targets = model.target_modules
     if not isinstance(targets, str) and not (isinstance(targets, list) and all(isinstance(x, str) for x in targets)):

@@ -10,6 +10,8 @@ from typing import Any
 
 import requests
 
+from .config_checks import require_not_negative, require_positive
+
 __all__ = ["HttpService", "ServiceError"]
 
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}  # the service may answer these differently later
@@ -41,12 +43,8 @@ class HttpService:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must start with http:// or https://, got {self.url!r}")
-        for name in ("timeout", "concurrency"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("retries", "backoff"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        require_positive(self, "timeout", "concurrency")
+        require_not_negative(self, "retries", "backoff")
 
     def session(self) -> requests.Session:
         """Connections for a number of requests; to be closed. Raises `ServiceError` where the key is missing."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import requests
 
+from .config_checks import require_positive
 from .http_service import HttpService, ServiceError
 from .reward import RewardError
 from .reward_functions import Outcome, RewardRows, read_score
@@ -35,8 +36,7 @@ class RemoteReward(HttpService):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        require_positive(self, "batch_size")
 
     def __call__(self, rows: RewardRows) -> Iterator[Outcome]:
         """The outcomes, in order."""

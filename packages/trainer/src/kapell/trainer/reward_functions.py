@@ -12,6 +12,7 @@ from functools import partial
 from numbers import Real
 from typing import Any, Protocol
 
+from .config_checks import require_positive
 from .reward import RewardError, RewardFunction, RewardTimeoutError
 from .time_limit import TimeIsUp, within
 
@@ -90,8 +91,7 @@ class FunctionReward:
     """Rows at once, for an async function."""
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, got {self.concurrency}")
+        require_positive(self, "concurrency")
 
     def __call__(self, rows: RewardRows) -> Iterator[Outcome]:
         """The outcomes, in order."""
@@ -141,6 +141,9 @@ class ThreadedReward:
     """As of `FunctionReward`, but not async."""
     concurrency: int = 4
     """Rows at once."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "concurrency")
 
     def __call__(self, rows: RewardRows) -> Iterator[Outcome]:
         """The outcomes, in order."""

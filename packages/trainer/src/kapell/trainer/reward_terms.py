@@ -114,7 +114,7 @@ def _known(name: Any, known: Sequence[str], key: str) -> str:
 def _typed(value: Any, kind: Any, key: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or value != value:  # NaN
         name = kind.__name__ if isinstance(kind, type) else str(kind)
         raise ValueError(f"{key}: expected {name}, got {value!r}")
     return value

@@ -41,6 +41,7 @@ from dataclasses import dataclass, field
 from typing import IO, Literal, cast
 
 from . import sandbox_child
+from .config_checks import require_positive
 
 __all__ = ["SandboxLimits", "SandboxResult", "SandboxStartError", "SandboxUnavailableError", "run_python"]
 
@@ -88,9 +89,7 @@ class SandboxLimits:
     """Run even where network, files and processes cannot be closed. For virtual machines of your own."""
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "memory", "max_output", "max_file"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        require_positive(self, "seconds", "memory", "max_output", "max_file")
         if self.memory < _MIN_MEMORY:
             raise ValueError(f"memory must be at least {_MIN_MEMORY} bytes for the interpreter, got {self.memory}")
 
