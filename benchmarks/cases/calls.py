@@ -124,14 +124,6 @@ TINY = Benchmark(
             limit=1.3,
         ),
         Budget(
-            text="ping of 4 Ray workers at least 2.5 times faster than verl",
-            metric="ping",
-            size=_FOUR,
-            kind="faster",
-            peer="verl",
-            limit=2.5,
-        ),
-        Budget(
             text="tiny data-parallel call, 4 Ray workers, at least 2.5 times faster than verl",
             metric="rows",
             size=_FOUR,

@@ -249,6 +249,14 @@ def test_only_the_rows_of_the_part_are_joined():
     assert Counted.joined == [3]
 
 
+def test_a_part_of_one_output_is_a_copy_of_its_rows():
+    collector = make_plan("f", MethodSpec(dispatch_mode=Dispatch.DP_COMPUTE_PROTO), GroupShape(1)).collector
+    output = np.arange(5)
+    part = collector.part([output], 1, 2)
+    part[:] = -1
+    assert (len(part), output.tolist()) == (2, [0, 1, 2, 3, 4])
+
+
 def test_what_has_no_rows_comes_whole_as_a_part():
     plan = make_plan("f", MethodSpec(dispatch_mode=Dispatch.RANK_ZERO), GroupShape(2))
     assert plan.collector.part([5], 0, 2) == 5

@@ -114,6 +114,9 @@ def test_a_rank_copies_only_its_own_rows_of_a_future(backend):
         made = all_makers[:2].make.options(blocking=False)([1, 2])
         rows = (66_667, 66_667, 66_666)
         assert readers.mine(made) == [(0, rows[0], 1.0, 1.0), (0, rows[1], 1.0, 1.0), (0, rows[2], 2.0, 2.0)]
+        first = all_makers[0].make.options(blocking=False)([5])
+        assert [(copied, size) for copied, size, *_ in readers.mine(first)] == [(0, 33_334), (0, 33_333), (0, 33_333)]
+        assert float(first.get(timeout=240).batch["x"].min()) == 5.0
         assert readers.all_of(made) == [(0, 2 * ROWS)] * 3
         batch = made.get(timeout=240)
         assert (float(batch.batch["x"].min()), int(batch.non_tensor_batch["y"].min())) == (1.0, 1)

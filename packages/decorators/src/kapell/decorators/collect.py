@@ -51,7 +51,7 @@ class Collector:
     def part(self, outputs: list[Any], index: int, count: int) -> Any:
         """Part `index` of `count` of the result, of sizes that differ by at most one row; what has no rows comes whole.
 
-        Where rows are only joined, each output is cut first, so that no other rows are copied.
+        Where rows are only joined, each output is cut first, so that no other rows are copied; these always are.
         """
         if not self._joins or self.order is not None:
             return _part(self(outputs), index, count)
@@ -64,6 +64,10 @@ class Collector:
         if len(pieces) < len(outputs):
             return _part(join_outputs(self.method, self.ranks, outputs), index, count)
         start, stop = RowLayout.even(sum(size for _, _, size in pieces), count).span(index)
+        if len(pieces) == 1:
+            ((splitter, output, _),) = pieces
+            assert splitter.take is not None
+            return splitter.take(output, range(start, stop))
         cut = []
         for splitter, output, size in pieces:
             cut.append(cut_rows(splitter, output, min(max(start, 0), size), min(max(stop, 0), size)))

@@ -30,10 +30,10 @@ ResultT = TypeVar("ResultT")
 class RayStore:
     """Ray's object store, as `DataProtoFuture` uses one. What it gives is private and writable.
 
-    Where values are ``only_joined``, of which more than one makes a new one, they are read where they lie.
+    Where what is made of the values is a copy in any case (``copied_anyway``), they are read where they lie.
     """
 
-    only_joined: bool = False
+    copied_anyway: bool = False
     record: CallRecord | None = field(default=None, compare=False, repr=False)
     """Where the controller notes what it fetches; it stays there when the store travels."""
 
@@ -43,7 +43,7 @@ class RayStore:
 
     def get(self, refs: Sequence[ray.ObjectRef], *, timeout: float | None = None) -> list[Any]:
         """Give the values in order. Raises a TimeoutError after ``timeout`` seconds."""
-        with borrowing() if self.only_joined else nullcontext():
+        with borrowing() if self.copied_anyway else nullcontext():
             values = ray.get(list(refs), timeout=timeout)
         if self.record is not None:
             self.record.fetched_apart += sum(map(nbytes_of, values))
@@ -57,7 +57,7 @@ class RayStore:
         return ray.wait(list(refs), num_returns=len(refs), timeout=timeout, fetch_local=False) if refs else ([], [])
 
     def __reduce__(self) -> tuple[type[RayStore], tuple[bool]]:
-        return RayStore, (self.only_joined,)
+        return RayStore, (self.copied_anyway,)
 
 
 class RayPendingBatch(BorrowingCall[ResultT], DataProtoFuture):
@@ -83,10 +83,11 @@ class RayPendingBatch(BorrowingCall[ResultT], DataProtoFuture):
 
     def chunk(self, chunks: int) -> list[DataProtoFuture]:
         """Cut into exactly ``chunks`` parts, which are cut where they are used."""
-        return self._future().chunk(chunks)
+        return self._future(cut=True).chunk(chunks)
 
-    def _future(self) -> DataProtoFuture:
-        store = RayStore(len(self._refs) > 1, self._record)
+    def _future(self, *, cut: bool = False) -> DataProtoFuture:
+        # One result alone is not joined: only what is cut out of it is a copy.
+        store = RayStore(cut or len(self._refs) > 1, self._record)
         return DataProtoFuture(self._refs, store, collect_fn=self.plan.collector)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
