@@ -64,6 +64,7 @@ RUNS = {
         "actor_rollout_ref.rollout.top_k=6",
         "actor_rollout_ref.rollout.top_p=0.9",
         "actor_rollout_ref.rollout.stop=['1']",
+        "actor_rollout_ref.rollout.max_num_seqs=1",
     ],
 }
 
