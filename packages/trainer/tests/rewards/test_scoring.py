@@ -58,6 +58,17 @@ def test_scores_lie_on_the_last_token_and_exact_match_is_by_text():
     assert metrics == {"reward/errors": 0.0, "reward/parity": 0.5, "reward/exact_match": 0.5}
 
 
+@pytest.mark.parametrize("kind", [bool, float, np.bool_])
+def test_the_acc_that_verls_rewards_return_is_the_exact_match(kind):
+    def within_one(source, solution, truth, extra):
+        return {"score": 0.0, "acc": kind(abs(int(solution) - int(truth)) <= 1), "pred": solution}
+
+    result = score(batch_of("12", "345", truths=["13", "0"]), ("close", within_one, 1.0))
+    assert result.column("exact_match").tolist() == [1.0, 0.0]
+    metrics = {name: metric.value for name, metric in metrics_of(result).items()}
+    assert metrics["reward/acc"] == metrics["reward/exact_match"] == 0.5
+
+
 def test_several_rewards_are_told_apart():
     result = score(batch_of("12", "345", truths=["12", "3"]), ("right", right, 1.0), ("length", length, 0.1))
     assert result.column("rm_scores").sum(-1).tolist() == pytest.approx([1.2, 0.3])

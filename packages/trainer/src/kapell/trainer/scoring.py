@@ -24,7 +24,9 @@ from .reward_sum import RewardSum, Scores
 __all__ = ["Scorer", "decode_responses"]
 
 EXACT_MATCH = "exact_match"
-"""Whether a response is the ground truth, as the reward says or else as text."""
+"""Whether a response is the ground truth, as the reward says (under this name or `acc`) or else as text."""
+_NUMBER = (Real, np.bool_)  # numpy's truth values are not among Python's numbers
+_ACCURACY = "acc"  # as verl's rewards call it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +98,11 @@ def _matches(result: Scores, rows: RewardRows) -> list[float]:
     """1 for each row that is right: as the first reward says that says anything, else by comparing the texts."""
     texts = zip(rows.solutions, rows.ground_truths, strict=True)
     matches = [float(solution.strip() == str(truth).strip()) for solution, truth in texts]
-    for name, values in result.extra.items():
-        if name.rpartition("/")[2] == EXACT_MATCH:
-            return [match if value is None else float(value) for value, match in zip(values, matches, strict=True)]
+    for said in (EXACT_MATCH, _ACCURACY):
+        for name, values in result.extra.items():
+            if name.rpartition("/")[2] == said:
+                told = zip(values, matches, strict=True)
+                return [float(value) if isinstance(value, _NUMBER) else match for value, match in told]
     return matches
 
 
@@ -109,7 +113,7 @@ def _reward_metrics(result: Scores, matches: Sequence[float]) -> Mapping[str, Me
         columns |= result.components
         metrics |= {f"reward/{term}/errors": Metric.sum(count) for term, count in result.errors.items()}
     for name, values in columns.items():
-        numbers = [float(value) for value in values if isinstance(value, Real)]
+        numbers = [float(value) for value in values if isinstance(value, _NUMBER)]
         if numbers:
             metrics[f"reward/{name}"] = Metric.mean(sum(numbers) / len(numbers), weight=len(numbers))
     return metrics

@@ -78,9 +78,9 @@ def score_metrics(samples: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
 
     ``val/score/mean`` and ``val/exact_match`` over all rows, ``val/<source>/...`` over those of a data source. By
     verl's names, ``val-core`` or ``val-aux``, then ``<source>/<variable>/<metric>``: the variables are ``reward``,
-    ``acc`` (the exact match) and each number among the rewards' extras; the metrics are those of
-    `kapell.trainer.algorithms.validation_metrics`, over samples with the same id. The core is ``acc`` of all answers.
-    A majority is one of equal ``pred`` in the extras, or else of equal responses.
+    ``acc`` (the exact match, which is a reward's own ``acc`` where it returns one) and each number among the rewards'
+    extras; the metrics are those of `kapell.trainer.algorithms.validation_metrics`, over samples with the same id. The
+    core is ``acc`` of all answers. A majority is one of equal ``pred`` in the extras, or else of equal responses.
     """
     sources = [sample["data_source"] for sample in samples]
     variables: dict[str, list[Any]] = {
