@@ -106,6 +106,23 @@ def test_a_controller_that_fails_or_is_interrupted_leaves_nothing(backend, clust
     assert not [name for name in ray.util.list_named_actors(all_namespaces=True) if "leaving_" in name["name"]]
 
 
+NEXT_SESSION = """
+import ray
+ray.shutdown()
+with RayBackend(address="local", num_cpus=4, log_to_driver=False) as later:
+    remaining = later.worker_group(later.resource_pool([1]), ClassWithInitArgs(Sleeper))
+    group.close()
+    pool.close()
+    backend.close()
+    print("closed;", len(remaining.pid()), "remains")
+"""
+
+
+def test_what_an_ended_session_held_closes_in_the_next_one_and_takes_nothing_of_it():
+    output, errors = start("local", NEXT_SESSION).communicate(timeout=300)
+    assert "closed; 1 remains" in output, errors
+
+
 @pytest.fixture
 def killed_ray(deaf_address):
     """A folder in which a Ray that was killed has left its address; short, for the sake of its sockets' names."""

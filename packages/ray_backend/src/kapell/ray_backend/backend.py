@@ -27,7 +27,7 @@ class RayBackend(Backend):
 
     def __init__(self, **options: Any) -> None:
         self._options = options
-        self._connected = False
+        self._session: tuple[str, str] | None = None  # the one that this backend joined or started
         self._groups: list[WorkerGroup] = []
         self._pools: list[RayResourcePool] = []
 
@@ -36,7 +36,8 @@ class RayBackend(Backend):
         self._start(needed_cpus=0)
 
     def _start(self, *, needed_cpus: float) -> None:
-        self._connected |= ensure_ray(needed_cpus=needed_cpus, **self._options)
+        if ensure_ray(needed_cpus=needed_cpus, **self._options):
+            self._session = _this_session()
 
     def resource_pool(
         self, process_on_nodes: Sequence[int], *, use_gpu: bool = False, **options: Any
@@ -73,6 +74,12 @@ class RayBackend(Backend):
             pool = self._pools.pop()
             if ray.is_initialized():
                 pool.close()
-        if self._connected and ray.is_initialized():
+        if ray.is_initialized() and self._session == _this_session():
             ray.shutdown()
-        self._connected = False
+        self._session = None
+
+
+def _this_session() -> tuple[str, str]:
+    """Names this program's connection: jobs are numbered anew in each cluster."""
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -171,7 +172,8 @@ class RayWorkers(Workers[RayAnswer]):
         """End the processes; those of an attached group stay."""
         if self._owned and ray.is_initialized():
             for actor in self.actors:
-                ray.kill(actor, no_restart=True)
+                with suppress(ValueError):  # it ended with its session, and this is another one
+                    ray.kill(actor, no_restart=True)
             release_of([facts.actor_id for facts in self._facts])
         if self._on_close is not None:
             self._on_close()
