@@ -1,4 +1,4 @@
-"""Peaks of memory: what processes hold privately, and what the shared-memory store holds."""
+"""Peaks of memory: what processes hold for themselves, and what the shared-memory store holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INTERVAL = 0.005  # seconds between two looks; a phase of a 256 MB transfer tak
 
 
 class PeakMemory:
-    """Samples the private memory of some processes and the used bytes of /dev/shm while its block runs."""
+    """Samples the anonymous memory of some processes and the used bytes of /dev/shm while its block runs."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._pids = (os.getpid(), *pids)
@@ -54,11 +54,12 @@ class PeakMemory:
         self._total = max(self._total, own + store + others - self._before_others)
 
     def _look(self) -> tuple[int, int, int]:
-        own, *others = map(_private_bytes, self._pids)
+        own, *others = map(_anonymous_bytes, self._pids)
         shm = os.statvfs("/dev/shm")
         return own, sum(others), (shm.f_blocks - shm.f_bfree) * shm.f_frsize
 
 
-def _private_bytes(pid: int) -> int:
+def _anonymous_bytes(pid: int) -> int:
+    # Not the "private" pages: the store's own are private, too, to the one process that has touched them so far.
     with open(f"/proc/{pid}/smaps_rollup") as file:
-        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Private"))
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss_Anon"))
