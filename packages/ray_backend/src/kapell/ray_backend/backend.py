@@ -74,12 +74,14 @@ class RayBackend(Backend):
             pool = self._pools.pop()
             if ray.is_initialized():
                 pool.close()
-        if ray.is_initialized() and self._session == _this_session():
+        if self._session and self._session == _this_session():
             ray.shutdown()
         self._session = None
 
 
-def _this_session() -> tuple[str, str]:
-    """Names this program's connection: jobs are numbered anew in each cluster."""
+def _this_session() -> tuple[str, str] | None:
+    """Names this program's connection, if it has one: jobs are numbered anew in each cluster."""
+    if not ray.is_initialized():
+        return None
     context = ray.get_runtime_context()
     return context.get_node_id(), context.get_job_id()
