@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -24,7 +25,7 @@ from .placement import release_of
 from .pools import RayResourcePool
 from .start_answers import gather_start
 
-__all__ = ["Beside", "GroupStart", "Starter"]
+__all__ = ["Beside", "GroupStart", "Starter", "end_actors"]
 
 _HOST = ray.remote(WorkerHost)
 _ASYNC_HOST = ray.remote(AsyncWorkerHost)
@@ -128,9 +129,7 @@ class Starter:
             self._answers("__init__", builds, deadline)
         except BaseException:  # Ctrl-C while models load leaves no process either
             self.leave()
-            for actor in actors:
-                ray.kill(actor, no_restart=True)
-            release_of([facts.actor_id for facts in self.facts])
+            end_actors(actors, [facts.actor_id for facts in self.facts])
             if placed_here:
                 start.pool.close()
             raise
@@ -149,8 +148,7 @@ class Starter:
                 _claim(actor, [int(self.envs[0]["MASTER_PORT"])])
             self._answers("__init__", [self._build(actor, self.envs[rank])], deadline, rank)
         except BaseException:
-            ray.kill(actor, no_restart=True)
-            release_of(actor_ids)
+            end_actors([actor], actor_ids)
             raise
         return actor, facts, name
 
@@ -246,3 +244,11 @@ def _claim(actor: Any, ports: Sequence[int] | None) -> int:
 
 def _has_async_methods(worker_class: type) -> bool:
     return any(inspect.iscoroutinefunction(inspect.getattr_static(worker_class, name)) for name in dir(worker_class))
+
+
+def end_actors(actors: Sequence[Any], actor_ids: Collection[str]) -> None:
+    """End processes, and give back what they had reserved for groups of their own."""
+    for actor in actors:
+        with suppress(ValueError):  # it ended with its session, and this is another one
+            ray.kill(actor, no_restart=True)
+    release_of(actor_ids)

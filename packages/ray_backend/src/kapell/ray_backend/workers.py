@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import ray
@@ -17,8 +16,8 @@ from .calling import goes_by_name, name_of, opened_answer, pack_argument, packed
 from .failures import lost_worker, own_error
 from .host import HostFacts
 from .numbering import CallNumbers
-from .placement import release_of
 from .pools import RayResourcePool
+from .starting import end_actors
 from .storing import NO_ROOM, StoreFullError, store_full
 
 __all__ = ["RayWorkers"]
@@ -162,8 +161,7 @@ class RayWorkers(Workers[RayAnswer]):
         """A new process for the rank, on the same bundle."""
         if self._restart is None:
             raise RuntimeError(f"group {self._role!r} is attached to workers of another program; restart them there")
-        ray.kill(self.actors[rank], no_restart=True)
-        release_of([self._facts[rank].actor_id])
+        end_actors([self.actors[rank]], [self._facts[rank].actor_id])
         self._questions.pop(rank, None)
         self._methods = {key: method for key, method in self._methods.items() if key[0] != rank}
         self.actors[rank], self._facts[rank], self.names[rank] = self._restart(rank)
@@ -171,10 +169,7 @@ class RayWorkers(Workers[RayAnswer]):
     def close(self) -> None:
         """End the processes; those of an attached group stay."""
         if self._owned and ray.is_initialized():
-            for actor in self.actors:
-                with suppress(ValueError):  # it ended with its session, and this is another one
-                    ray.kill(actor, no_restart=True)
-            release_of([facts.actor_id for facts in self._facts])
+            end_actors(self.actors, [facts.actor_id for facts in self._facts])
         if self._on_close is not None:
             self._on_close()
 
