@@ -6,13 +6,14 @@ from functools import cache
 
 import pytest
 
-from kapell.trainer.build import build_stages, prepare, worker_groups
+from kapell.trainer.build import build_stages, prepare
 from kapell.trainer.cli import main
 from kapell.trainer.config import Config
 from kapell.trainer.config_load import load_config
 from kapell.trainer.inactive import inactive_keys, inactive_settings
 from kapell.trainer.lora import build_with_adapter
 from kapell.trainer.plan import plan_run
+from kapell.trainer.roles import worker_groups
 
 KL = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", "actor_rollout_ref.actor.use_kl_loss=true"]
 REWARD_MODEL = ["reward.reward_model.enable=true", "reward.reward_model.path=somewhere"]

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from kapell.trainer.algorithms import BatchTotals, LossResult, position_ids
-from kapell.trainer.build import prepare, worker_groups
+from kapell.trainer.build import prepare
 from kapell.trainer.config import OptimConfig
 from kapell.trainer.config_load import load_config
 from kapell.trainer.engine import TrainEngine
 from kapell.trainer.forward import policy_forward
 from kapell.trainer.models import build_policy, new_model_config
 from kapell.trainer.objectives import PolicyObjective
+from kapell.trainer.roles import worker_groups
 from kapell.trainer.rollout_engine import RolloutRequest, SamplerEngine
 from kapell.trainer.sampler import Sampling
 from kapell.trainer.workers import ActorRolloutRefWorker, CriticWorker

@@ -184,7 +184,7 @@ def test_every_pool_asks_for_gpus_and_one_that_cannot_have_them_names_the_keys(m
         def worker_group(self, *args, **options):
             raise ValueError("the cluster has 0 GPU")
 
-    monkeypatch.setattr("kapell.trainer.build.load_backend", lambda name: NoGPU)
+    monkeypatch.setattr("kapell.trainer.roles.load_backend", lambda name: NoGPU)
     for device in ("cpu", "cuda"):
         with pytest.raises(ValueError, match="has 0 GPU") as caught:
             run("run", f"trainer.device={device}")

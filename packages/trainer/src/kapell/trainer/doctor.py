@@ -17,7 +17,7 @@ import torch
 from kapell.protocol import DataProto
 
 from .agreement import LARGEST_GAP, disagreements
-from .build import Prepared, build_stages, prepare, step_of, worker_groups
+from .build import Prepared, build_stages, prepare, step_of
 from .choices import check_algorithms
 from .config import BackendConfig, Config
 from .config_load import ResolvedConfig
@@ -25,6 +25,7 @@ from .failure import RunFailure, failure_of
 from .inactive import inactive_settings
 from .observe import Observer
 from .plan import reason_of_step
+from .roles import worker_groups
 
 __all__ = ["Finding", "check_devices", "check_mode", "check_overrides", "examine_config", "failure_findings"]
 

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from kapell.workergroup import ClassWithInitArgs
 
-from .build import build_stages, prepare, step_of, worker_groups
+from .build import build_stages, prepare, step_of
 from .config import (
     BackendConfig,
     Config,
@@ -28,6 +28,7 @@ from .config import (
     TrainerConfig,
 )
 from .observe import Observer
+from .roles import worker_groups
 from .rollout_engine import RolloutRequest
 from .sampler import Rollout
 from .served_rollout import RolloutServerWorker

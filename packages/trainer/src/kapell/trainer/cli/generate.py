@@ -59,12 +59,14 @@ def _model_of(folder: Path) -> Generator[Path]:
     from ..checkpoint import CheckpointStore
     from ..export import export_model
 
-    if (folder / "model").is_dir() or not CheckpointStore(folder).steps():
-        yield folder / "model" if (folder / "model").is_dir() else folder
-        return
-    with TemporaryDirectory() as temporary:
-        export_model(folder, temporary)
-        yield Path(temporary)
+    if (folder / "model").is_dir():
+        yield folder / "model"
+    elif not CheckpointStore(folder).steps():
+        yield folder
+    else:
+        with TemporaryDirectory() as temporary:
+            export_model(folder, temporary)
+            yield Path(temporary)
 
 
 def _stop_strings(folder: Path) -> list[str]:
