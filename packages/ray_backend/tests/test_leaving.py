@@ -108,18 +108,34 @@ def test_a_controller_that_fails_or_is_interrupted_leaves_nothing(backend, clust
 
 NEXT_SESSION = """
 import ray
+part = pool.split(1)[1]
 ray.shutdown()
 with RayBackend(address="local", num_cpus=4, log_to_driver=False) as later:
     remaining = later.worker_group(later.resource_pool([1]), ClassWithInitArgs(Sleeper))
+    for ask in (
+        group.pid,
+        lambda: group.restart(0),
+        lambda: later.worker_group(part, ClassWithInitArgs(Sleeper)),
+    ):
+        try:
+            ask()
+        except RuntimeError as error:
+            print(type(error).__name__, error)
+    again = later.worker_group(pool, ClassWithInitArgs(Sleeper))
+    print("placed anew:", len(again.pid()))
     group.close()
-    pool.close()
+    part.close()
     backend.close()
     print("closed;", len(remaining.pid()), "remains")
 """
 
 
-def test_what_an_ended_session_held_closes_in_the_next_one_and_takes_nothing_of_it():
+def test_what_an_ended_session_held_is_refused_in_the_next_one_and_closes_without_taking_anything_of_it():
     output, errors = start("local", NEXT_SESSION).communicate(timeout=300)
+    refusals = [line for line in output.splitlines() if line.startswith("EndedSessionError")]
+    assert len(refusals) == 3, output + errors
+    assert all("ray.shutdown" in line and "anew" in line for line in refusals)
+    assert "placed anew: 2" in output, errors
     assert "closed; 1 remains" in output, errors
 
 

@@ -44,12 +44,13 @@ if TYPE_CHECKING:
     from .pools import RayResourcePool, SubRayResourcePool, merge_resource_pool, split_resource_pool
     from .preflight import InfeasiblePoolError
     from .rendezvous import PortUnavailableError
-    from .session import ensure_ray
+    from .session import EndedSessionError, ensure_ray
     from .shipping import parallel_put
     from .start_answers import StartTimeoutError
     from .storing import StoreFullError
 
 __all__ = [
+    "EndedSessionError",
     "InfeasiblePoolError",
     "PlacementTimeoutError",
     "PortUnavailableError",
@@ -71,6 +72,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "EndedSessionError": "session",
     "InfeasiblePoolError": "preflight",
     "PlacementTimeoutError": "placement",
     "PortUnavailableError": "rendezvous",

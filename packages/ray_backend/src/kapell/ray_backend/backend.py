@@ -11,7 +11,7 @@ from kapell.workergroup import Backend, ClassWithInitArgs, ResourcePool, WorkerG
 
 from .group import RayWorkerGroup
 from .pools import RayResourcePool
-from .session import ensure_ray
+from .session import ensure_ray, this_session
 
 __all__ = ["RayBackend"]
 
@@ -37,7 +37,7 @@ class RayBackend(Backend):
 
     def _start(self, *, needed_cpus: float) -> None:
         if ensure_ray(needed_cpus=needed_cpus, **self._options):
-            self._session = _this_session()
+            self._session = this_session()
 
     def resource_pool(
         self, process_on_nodes: Sequence[int], *, use_gpu: bool = False, **options: Any
@@ -71,17 +71,7 @@ class RayBackend(Backend):
         while self._groups:
             self._groups.pop().close()
         while self._pools:
-            pool = self._pools.pop()
-            if ray.is_initialized():
-                pool.close()
-        if self._session and self._session == _this_session():
+            self._pools.pop().close()
+        if self._session and self._session == this_session():
             ray.shutdown()
         self._session = None
-
-
-def _this_session() -> tuple[str, str] | None:
-    """Names this program's connection, if it has one: jobs are numbered anew in each cluster."""
-    if not ray.is_initialized():
-        return None
-    context = ray.get_runtime_context()
-    return context.get_node_id(), context.get_job_id()

@@ -16,6 +16,7 @@ from .ordering import Place
 from .placement import place, release
 from .preflight import PoolRequest
 from .resources import ProcessResources
+from .session import EndedSessionError, this_session
 
 __all__ = [
     "RayResourcePool",
@@ -60,6 +61,7 @@ class RayResourcePool(ResourcePool):
         self.timeout = timeout
         self.autoscaling = autoscaling
         self.pgs: list[PlacementGroup] | None = None
+        self._session: tuple[str, str] | None = None
         self._places = [Place(node, bundle) for node, count in enumerate(self.store) for bundle in range(count)]
         _ = self.resources.bundle  # refuses odd amounts here rather than at the first use
 
@@ -86,11 +88,11 @@ class RayResourcePool(ResourcePool):
     def get_placement_groups(
         self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str = "cuda"
     ) -> list[PlacementGroup]:
-        """The pool's placement groups, one per node; the first call reserves them and waits.
+        """The pool's placement groups, one per node; the first call in a session of Ray reserves them and waits.
 
         ``device_name="npu"`` asks for Ray's resource NPU. Raises `InfeasiblePoolError` or `PlacementTimeoutError`.
         """
-        if self.pgs is None:
+        if self.pgs is None or self._has_ended():
             if device_name == "npu" and self.accelerator == "GPU":
                 self.accelerator = _NPU
             self.pgs = place(
@@ -100,12 +102,23 @@ class RayResourcePool(ResourcePool):
                 timeout=self.timeout,
                 autoscaling=self.autoscaling,
             )
+            self._session = this_session()
         return self.pgs
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._session = this_session()  # that of the process that it was sent to
+
+    def _has_ended(self) -> bool:
+        """Whether the reservation ended with its session of Ray."""
+        return not self.detached and self._session != this_session()
 
     def close(self) -> None:
         """Give the reservation back; workers on it end. Harmless when repeated; a later use reserves anew."""
+        ended = self._has_ended()
         groups, self.pgs = self.pgs, None
-        release(groups or [])
+        if groups and not ended:
+            release(groups)
 
     def __enter__(self) -> Self:
         return self
@@ -175,6 +188,15 @@ class SubRayResourcePool(RayResourcePool):
         super().__init__(counts, **settings)
         self._places = list(places)
         self.pgs = list(placement_groups)
+        self._session = this_session()
+
+    def get_placement_groups(
+        self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str = "cuda"
+    ) -> list[PlacementGroup]:
+        """Those of the pool that this one was cut from. Raises `EndedSessionError` if they ended with Ray."""
+        if self._has_ended():
+            raise EndedSessionError(f"pool {self.name_prefix!r}")
+        return super().get_placement_groups(strategy, name, device_name)
 
     def close(self) -> None:
         """Nothing to give back: the pool that this one was cut from holds the reservation."""

@@ -1,4 +1,4 @@
-"""Joining a running Ray, or starting one on this machine."""
+"""Joining a running Ray, or starting one on this machine; which session of Ray this program is in."""
 
 from __future__ import annotations
 
@@ -14,13 +14,32 @@ from typing import Any
 
 import ray
 
-__all__ = ["ensure_ray"]
+__all__ = ["EndedSessionError", "ensure_ray", "this_session"]
 
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 _SPARE_LOGICAL_CPUS = 16  # on a laptop a CPU is a place for a process, not a core: roles outnumber cores
 _ANSWER_SECONDS = 5.0  # for a head node to accept a connection; Ray itself asks for minutes
+
+
+class EndedSessionError(RuntimeError):
+    """What is asked for something lived in a session of Ray that this program has left, with ``ray.shutdown()``."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what} ended with the Ray session that it was made in (ray.shutdown); make it anew in this one"
+
+
+def this_session() -> tuple[str, str] | None:
+    """Names this program's connection to Ray, if it has one: jobs are numbered anew in each cluster."""
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
 
 
 def ensure_ray(

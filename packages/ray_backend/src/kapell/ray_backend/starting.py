@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -109,7 +108,7 @@ class Starter:
         Raises `WorkerFailedError` with the constructors' own errors, or `StartTimeoutError`.
         """
         start = self._start
-        placed_here = start.pool.pgs is None
+        earlier = start.pool.pgs
         self._groups = start.pool.get_placement_groups(start.strategy, device_name=start.device_name)
         deadline = time.monotonic() + start.timeout
         actors: list[Any] = []
@@ -130,7 +129,7 @@ class Starter:
         except BaseException:  # Ctrl-C while models load leaves no process either
             self.leave()
             end_actors(actors, [facts.actor_id for facts in self.facts])
-            if placed_here:
+            if self._groups is not earlier:
                 start.pool.close()
             raise
         return actors
@@ -249,6 +248,5 @@ def _has_async_methods(worker_class: type) -> bool:
 def end_actors(actors: Sequence[Any], actor_ids: Collection[str]) -> None:
     """End processes, and give back what they had reserved for groups of their own."""
     for actor in actors:
-        with suppress(ValueError):  # it ended with its session, and this is another one
-            ray.kill(actor, no_restart=True)
+        ray.kill(actor, no_restart=True)
     release_of(actor_ids)

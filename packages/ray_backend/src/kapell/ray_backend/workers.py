@@ -17,6 +17,7 @@ from .failures import lost_worker, own_error
 from .host import HostFacts
 from .numbering import CallNumbers
 from .pools import RayResourcePool
+from .session import EndedSessionError, this_session
 from .starting import end_actors
 from .storing import NO_ROOM, StoreFullError, store_full
 
@@ -67,6 +68,7 @@ class RayWorkers(Workers[RayAnswer]):
         self._owned = owned
         self._read_only = read_only
         self._restart = restart
+        self._session = this_session()
         self._questions: dict[int, ray.ObjectRef] = {}  # whether a rank lives, one at a time
         self._methods: dict[tuple[int, str, str, str], Any] = {}
         self._numbers = CallNumbers()
@@ -85,13 +87,21 @@ class RayWorkers(Workers[RayAnswer]):
 
     def submit(self, call: RankCall) -> RayAnswer:
         """Send the call to the actor of its rank."""
-        if goes_by_name(call):
-            ref = self._method(call, "call_by_name").remote()
-            self._numbers.note(ref, call.number)
-        else:
-            head, apart = packed_call(call)
-            ref = self._method(call, "call").remote(head, *apart)
+        try:
+            if goes_by_name(call):
+                ref = self._method(call, "call_by_name").remote()
+                self._numbers.note(ref, call.number)
+            else:
+                head, apart = packed_call(call)
+                ref = self._method(call, "call").remote(head, *apart)
+        except Exception:  # Ray has no class for it
+            self._check_session()
+            raise
         return RayAnswer(ref, call.direct)
+
+    def _check_session(self) -> None:
+        if self._session != this_session():
+            raise EndedSessionError(f"group {self._role!r}")
 
     def _method(self, call: RankCall, kind: str) -> Any:
         """What sends a call: to look for it anew costs Ray more than to use it."""
@@ -147,6 +157,8 @@ class RayWorkers(Workers[RayAnswer]):
 
     def is_alive(self, rank: int) -> bool:
         """Whether the process is there: Ray fails a question to a dead one at once; a busy one leaves it unanswered."""
+        if self._session != this_session():
+            return False
         asked = self._questions.get(rank)
         if asked is None or ray.wait([asked], timeout=0)[0]:
             asked = self._questions[rank] = self.actors[rank].facts.remote()
@@ -161,6 +173,7 @@ class RayWorkers(Workers[RayAnswer]):
         """A new process for the rank, on the same bundle."""
         if self._restart is None:
             raise RuntimeError(f"group {self._role!r} is attached to workers of another program; restart them there")
+        self._check_session()
         end_actors([self.actors[rank]], [self._facts[rank].actor_id])
         self._questions.pop(rank, None)
         self._methods = {key: method for key, method in self._methods.items() if key[0] != rank}
@@ -168,7 +181,8 @@ class RayWorkers(Workers[RayAnswer]):
 
     def close(self) -> None:
         """End the processes; those of an attached group stay."""
-        if self._owned and ray.is_initialized():
+        # Ray 2.44 takes this program down when it is told to end what another session has had.
+        if self._owned and self._session == this_session() is not None:
             end_actors(self.actors, [facts.actor_id for facts in self._facts])
         if self._on_close is not None:
             self._on_close()
