@@ -7,6 +7,7 @@ from kapell.trainer.algorithms import BatchTotals, metric_values, position_ids
 from kapell.trainer.collective import SharedProcessCollective, _Exchange
 from kapell.trainer.config import OptimConfig
 from kapell.trainer.engine import TrainEngine
+from kapell.trainer.forward import policy_forward
 from kapell.trainer.micro_batches import MicroBatches
 from kapell.trainer.models import build_policy, build_value_model, load_config_of, new_model_config
 from kapell.trainer.objectives import PolicyObjective, ValueObjective
@@ -245,3 +246,23 @@ def test_a_changed_learning_rate_takes_effect_on_a_loaded_state_and_the_schedule
     resumed = TrainEngine(build_policy(config, seed=3), optim(1.0), total_steps=4)
     resumed.load_state_dict(copy.deepcopy(saved.state_dict()))
     assert [learn(resumed), learn(resumed)] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("asked", [{"with_entropy": False}, {"with_entropy": True, "entropy_gradient": False}])
+def test_an_entropy_that_is_only_reported_keeps_nothing_for_a_gradient(tokenizer, asked):
+    model = build_policy(new_model_config(tokenizer, hidden_size=32, max_length=24), seed=1)
+    columns = make_columns()
+    totals = BatchTotals.of(columns["response_mask"])
+
+    def kept_of_logits(make):
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.shape) or tensor, lambda t: t):
+            made = make()
+        return kept.count((ROWS, LENGTH, model.config.vocab_size)), made
+
+    needed, output = kept_of_logits(lambda: policy_forward(model, columns, temperature=1.0, **asked))
+    assert output.entropy is None or not output.entropy.requires_grad
+    reported, result = kept_of_logits(lambda: PolicyObjective(entropy_coeff=0.0)(model, columns, totals))
+    learned, _ = kept_of_logits(lambda: PolicyObjective(entropy_coeff=0.01)(model, columns, totals))
+    assert needed == reported < learned
+    assert metric_values(result.metrics)["actor/entropy"] > 0

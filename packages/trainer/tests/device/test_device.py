@@ -84,7 +84,7 @@ def here(tmp_path, monkeypatch, tokenizer):
 def there(monkeypatch):
     """Workers of the block take the second device for CUDA."""
     for module in ("workers", "reward_model"):
-        monkeypatch.setattr(f"kapell.trainer.{module}.worker_device", lambda kind, *, local_rank: DEVICE)
+        monkeypatch.setattr(f"kapell.trainer.{module}.set_up_process", lambda kind, **options: DEVICE)
     with second_device():
         yield DEVICE
 

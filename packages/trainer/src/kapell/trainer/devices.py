@@ -9,12 +9,24 @@ import torch
 from torch import Tensor
 
 from .algorithms import Metric
+from .allocator import keep_freed_memory
 
-__all__ = ["DeviceType", "memory_metrics", "moved", "worker_device"]
+__all__ = ["DeviceType", "memory_metrics", "moved", "set_up_process", "worker_device"]
 
 DeviceType = Literal["cpu", "cuda"]
 
 _GIB = 2**30
+
+
+def set_up_process(kind: DeviceType, *, local_rank: int, torch_threads: int) -> torch.device:
+    """Ready this process for a worker's computations; its `worker_device`.
+
+    Sets torch's number of threads and, where it computes on the CPU, has freed memory kept (`keep_freed_memory`).
+    """
+    torch.set_num_threads(torch_threads)
+    if kind == "cpu":
+        keep_freed_memory()
+    return worker_device(kind, local_rank=local_rank)
 
 
 def worker_device(kind: DeviceType, *, local_rank: int) -> torch.device:

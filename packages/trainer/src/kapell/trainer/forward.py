@@ -38,9 +38,14 @@ def policy_forward(
     *,
     temperature: float,
     with_entropy: bool = False,
+    entropy_gradient: bool = True,
     with_sum_pi_squared: bool = False,
 ) -> PolicyOutput:
-    """Log-probabilities of the response tokens and, if asked for, what else their distributions say."""
+    """Log-probabilities of the response tokens and, if asked for, what else their distributions say.
+
+    Without ``entropy_gradient`` the entropy is only a number to report, and the pass needs less of time and memory: for
+    its gradient, several tensors of the logits' size are kept.
+    """
     responses_BT = columns["responses"]
     num_tokens = responses_BT.shape[1]
     output = model(
@@ -51,9 +56,10 @@ def policy_forward(
         use_cache=False,
     )
     logits_BTV = output.logits[:, :-1]  # the logits at a token predict the next one
+    shown_BTV = logits_BTV if entropy_gradient else logits_BTV.detach()
     return PolicyOutput(
         log_probs=log_probs_from_logits(logits_BTV, responses_BT, temperature=temperature),
-        entropy=entropy_from_logits(logits_BTV, temperature=temperature) if with_entropy else None,
+        entropy=entropy_from_logits(shown_BTV, temperature=temperature) if with_entropy else None,
         sum_pi_squared=sum_pi_squared_from_logits(logits_BTV, temperature=temperature) if with_sum_pi_squared else None,
     )
 

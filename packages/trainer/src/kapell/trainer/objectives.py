@@ -68,7 +68,13 @@ class PolicyObjective:
 
     def __call__(self, model: PreTrainedModel, columns: Columns, totals: BatchTotals) -> LossResult:
         """The loss of these rows, as their part of the mini-batch with ``totals``, counted on the loss mask."""
-        log_probs_BT, entropy_BT, _ = policy_forward(model, columns, temperature=self.temperature, with_entropy=True)
+        log_probs_BT, entropy_BT, _ = policy_forward(
+            model,
+            columns,
+            temperature=self.temperature,
+            with_entropy=True,
+            entropy_gradient=bool(self.entropy_coeff),
+        )
         assert entropy_BT is not None
         mask_BT = columns.get("loss_mask", columns["response_mask"])
         mode, scale = self.loss_agg_mode, self.max_response_length

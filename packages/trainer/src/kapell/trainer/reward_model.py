@@ -18,7 +18,7 @@ from kapell.decorators import Dispatch, register
 from kapell.protocol import DataProto
 from kapell.workergroup import Worker, WorkerGroup
 
-from .devices import DeviceType, moved, worker_device
+from .devices import DeviceType, moved, set_up_process
 from .micro_batches import slices
 from .models import load_config_of
 from .reward import RewardError
@@ -85,8 +85,7 @@ class RewardModelWorker(Worker):
         torch_threads: int = 1,
     ) -> None:
         super().__init__()
-        torch.set_num_threads(torch_threads)
-        self._device = worker_device(device, local_rank=self.local_rank)
+        self._device = set_up_process(device, local_rank=self.local_rank, torch_threads=torch_threads)
         self._model: Any = build_model().to(self._device)
         self._tokenizer = tokenizer
         self._micro_batch_size = micro_batch_size

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kapell.decorators import Dispatch, Reduction, register
@@ -19,7 +18,7 @@ from kapell.workergroup import Worker
 from .algorithms import BatchTotals, Metric
 from .collective import join_collective, join_process_group
 from .config import OptimConfig
-from .devices import DeviceType, memory_metrics, worker_device
+from .devices import DeviceType, memory_metrics, set_up_process
 from .durable_files import FileRecord
 from .engine import TrainEngine
 from .forward import MODEL_COLUMNS, Columns, policy_forward, value_forward
@@ -54,8 +53,7 @@ class TrainWorker(Worker):
         **engine_options: Any,
     ) -> None:
         super().__init__()
-        torch.set_num_threads(torch_threads)
-        chosen = worker_device(device, local_rank=self.local_rank)
+        chosen = set_up_process(device, local_rank=self.local_rank, torch_threads=torch_threads)
         place = {"rank": self.rank, "world_size": self.world_size, "address": self.get_master_addr_port()}
         collective = None
         if strategy == "fsdp2":
