@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kapell.workergroup import keep_freed_memory
+
 from .algorithms import Metric
-from .allocator import keep_freed_memory
 
 __all__ = ["DeviceType", "memory_metrics", "moved", "set_up_process", "worker_device"]
 

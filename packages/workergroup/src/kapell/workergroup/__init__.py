@@ -1,6 +1,7 @@
 """Groups of workers driven by one controller, and the in-process backend. Imports neither torch nor ray."""
 
 from .accounting import CallRecord, RankCost
+from .allocator import keep_freed_memory
 from .answering import CallRunner, RunTime
 from .backend import Backend, BackendNotFoundError, load_backend
 from .calls import PendingCall
@@ -75,6 +76,7 @@ __all__ = [
     "current_worker_env",
     "failed_start",
     "isolate",
+    "keep_freed_memory",
     "load_backend",
     "pack_error",
     "placement_env",
