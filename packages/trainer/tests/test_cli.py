@@ -129,6 +129,20 @@ def test_a_saved_model_is_trained_on(here):
         (["actor_rollout_ref.actor.policy_loss.loss_mode=ppo"], "loss_mode: unknown policy loss 'ppo'"),
         (["actor_rollout_ref.model.model_type=gtp2"], "knows no model_type 'gtp2'"),
         (["backend=rayy"], "no backend 'rayy' is installed"),
+        (["backend.options.x=1"], "backend.options: got an unexpected keyword argument 'x'; backend local takes"),
+        (["trainer.default_local_dir=mine.py"], "the run's folder cannot be mine.py: mine.py is a file"),
+        (
+            ["actor_rollout_ref.actor.use_dynamic_bsz=true", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=10"],
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=10 is below the 11 tokens of a row",
+        ),
+        (
+            ["trainer.save_freq=2", "trainer.keep_best=val/exact_matc"],
+            "trainer.keep_best: the validation has no metric val/exact_matc; did you mean val/exact_match?",
+        ),
+        (
+            ["trainer.save_freq=2", "trainer.keep_best=val/score/mean", "data.train_files=rows.jsonl"],
+            "trainer.keep_best=val/score/mean needs prompts to validate on; set data.val_files",
+        ),
     ],
 )
 def test_a_mistake_ends_with_one_clear_line_before_any_step(here, capsys, overrides, message):

@@ -56,17 +56,56 @@ def test_a_reference_to_another_key_is_resolved():
         ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=32 prompts is more than"),
         ("data.val_files=x.jsonl", "val_files needs train_files"),
         ("trainer.test_freq=-2", "trainer.test_freq must be -1 (never) or a number of steps"),
+        ("trainer.save_freq=0", "trainer.save_freq must be -1 (never) or a number of steps, got 0"),
         ("trainer.seed=-1", "trainer.seed must not be negative, got -1"),
         ("data.seed=-1", "data.seed must not be negative, got -1"),
         ("algorithm.kl_ctrl.kl_coef=-1", "algorithm.kl_ctrl.kl_coef must not be negative, got -1.0"),
         ("actor_rollout_ref.rollout.server.retries=-1", "server.retries must not be negative, got -1"),
         ("reward.fallback_score=nan", "reward.fallback_score is not a number"),
+        ("trainer.val_before_train=3", "trainer.val_before_train: expected true or false, got 3"),
+        ("trainer.val_before_train='3'", "trainer.val_before_train: expected true or false, got '3'"),
+        ("trainer.seed=???", "trainer.seed: ??? stands for a value that is missing"),
+        ("actor_rollout_ref.actor.optim.betas=[0.9]", "actor_rollout_ref.actor.optim.betas: expected 2 values"),
+        ("data.train_files=[a.jsonl, 007]", "data.train_files: expected a text, and YAML reads the int 7"),
         ("actor_rollout_ref.rollout.temperature=nan", "actor_rollout_ref.rollout.temperature is not a number"),
     ],
 )
 def test_a_wrong_override_says_what_is_wrong_and_what_was_meant(override, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_config(overrides=[override])
+
+
+@pytest.mark.parametrize("text", ["007", "yes", "1e3", "12:30:45", "0x10", "1.50"])
+def test_a_name_that_yaml_would_read_as_something_else_stays_as_it_was_written(text):
+    overrides = [f"trainer.experiment_name={text}", f"data.train_files={text}"]
+    config = load_config(overrides=overrides).config
+    assert (config.trainer.experiment_name, config.data.train_files) == (text, [text])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"trainer: {experiment_name: 007}", "trainer.experiment_name: expected a text, and YAML reads the int 7"),
+        (b"trainer: {experiment_name: \xe9}", "is not valid YAML: 'utf-8' codec can't decode"),
+    ],
+)
+def test_a_file_in_which_a_value_is_not_what_it_seems_is_refused(tmp_path, content, message):
+    (tmp_path / "mine.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load_config([tmp_path / "mine.yaml"])
+    assert "mine.yaml" in str(caught.value)
+
+
+def test_two_bounds_in_a_file_are_no_number(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "algorithm:\n  rollout_correction:\n    rollout_is: token\n    rollout_is_threshold: 0.5_2  # IcePop\n"
+    )
+    assert load_config([tmp_path / "mine.yaml"]).config.algorithm.rollout_correction.rollout_is_threshold == "0.5_2"
+
+
+@pytest.mark.parametrize(("value", "expected"), [("0", False), ("1", True), ("false", False), ("TRUE", True)])
+def test_truth_is_written_as_a_word_or_as_0_and_1(value, expected):
+    assert load_config(overrides=[f"trainer.val_before_train={value}"]).config.trainer.val_before_train is expected
 
 
 def test_a_missing_configuration_file_is_named():

@@ -53,6 +53,8 @@ def test_a_ground_truth_of_zero_is_one(tmp_path):
         ({"reward_model": None}, "row 2 has no reward_model.ground_truth"),
         ({"data_source": None}, "row 2 has no text in `data_source`"),
         ({"prompt": ""}, "row 2: `prompt` must be text or chat messages and not empty"),
+        ({"extra_info": '{"a": 1}'}, "row 2: `extra_info` must be an object, got '{\"a\": 1}'"),
+        ({"extra_info": [1]}, "row 2: `extra_info` must be an object, got [1]"),
         ({"prompt": [{"content": "x"}]}, "row 2: each message in `prompt` needs `role` and `content`"),
     ],
 )
@@ -84,6 +86,19 @@ def test_a_bad_file_is_named(tmp_path, name, content, message):
     file.write_text(content)
     with pytest.raises(DataError, match=message):
         read_rows([file])
+
+
+def test_a_file_in_another_encoding_is_named_with_its_line(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b'\n{"prompt": "\xe9"}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl line 2 is not UTF-8"):
+        read_rows([file])
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(ROW), encoding="utf-8-sig")
+    assert len(read_rows([file])) == 1
 
 
 def test_a_missing_file_is_named():

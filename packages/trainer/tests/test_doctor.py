@@ -232,6 +232,15 @@ def test_a_failed_run_keeps_its_workers_own_errors_and_the_doctor_shows_them(her
     assert "Traceback" in failure.workers[0].traceback
 
 
+def test_the_place_to_look_at_is_that_of_the_first_cause(here):
+    (here / "mine.py").write_text("def score(*row):\n    raise KeyError('oops')\n")
+    reward = ["reward.custom_reward_function.path=mine.py", "reward.custom_reward_function.name=score"]
+    with pytest.raises(SystemExit):
+        main(["train", *SMALL, *reward])
+    ways = {check: way_out for check, _, way_out in wrong(examine_run(here / "run"))}
+    assert "mine.py" in ways["error"]
+
+
 def test_a_run_that_could_not_load_its_data_says_so(here):
     folder = run_folder(here, "data.train_files=nowhere.jsonl")
     checks = {check: message for check, message, _ in wrong(examine_run(folder))}

@@ -307,3 +307,8 @@ def test_a_plan_of_what_cannot_run_is_refused(capsys):
         main(["plan", "algorithm.adv_estimator=grp"])
     assert caught.value.code == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_a_budget_of_tokens_that_fits_short_rows_only_can_be_planned():
+    budgets = [f"{key}_max_token_len_per_gpu=4" for key in ("actor_rollout_ref.actor.ppo", "critic.forward")]
+    assert plan("actor_rollout_ref.actor.use_dynamic_bsz=true", "algorithm.adv_estimator=gae", *budgets).stages

@@ -6,7 +6,7 @@ import torch
 from kapell.trainer.algorithms import BatchTotals, LossResult, position_ids
 from kapell.trainer.build import prepare
 from kapell.trainer.config import OptimConfig
-from kapell.trainer.config_load import load_config
+from kapell.trainer.config_load import ConfigError, load_config
 from kapell.trainer.engine import TrainEngine
 from kapell.trainer.forward import policy_forward
 from kapell.trainer.models import build_policy, new_model_config
@@ -15,6 +15,7 @@ from kapell.trainer.roles import worker_groups
 from kapell.trainer.rollout_engine import RolloutRequest, SamplerEngine
 from kapell.trainer.sampler import Sampling
 from kapell.trainer.workers import ActorRolloutRefWorker, CriticWorker
+from kapell.workergroup import ClassWithInitArgs, load_backend
 
 OBJECTIVE = PolicyObjective(options={"clip_ratio": 0.2}, entropy_coeff=0.01)
 
@@ -213,7 +214,16 @@ def test_the_keys_of_a_role_change_its_engine_and_no_other(tmp_path, monkeypatch
 
 
 def test_parts_in_one_process_are_refused_with_the_way_out(tmp_path):
-    overrides = [*SMALL, "actor_rollout_ref.actor.strategy=fsdp2"]
-    prepared = prepare(load_config(overrides=overrides).config, tmp_path)
-    with pytest.raises(Exception, match="use strategy=ddp, or backend=ray"), worker_groups(prepared):
-        pass
+    with pytest.raises(ConfigError, match=r"actor\.strategy=fsdp2 needs a process for each worker"):
+        load_config(overrides=[*SMALL, "actor_rollout_ref.actor.strategy=fsdp2"])
+    prepared = prepare(load_config(overrides=SMALL).config, tmp_path)
+    worker = ClassWithInitArgs(
+        ActorRolloutRefWorker,
+        prepared.build_policy,
+        OptimConfig(),
+        eos_token_ids=[prepared.tokenizer.eos_token_id],
+        pad_token_id=prepared.tokenizer.pad_token_id,
+        strategy="fsdp2",
+    )
+    with load_backend("local")() as backend, pytest.raises(Exception, match="use strategy=ddp, or backend=ray"):
+        backend.worker_group(backend.resource_pool([1]), worker, role="policy")

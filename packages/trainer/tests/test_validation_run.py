@@ -18,7 +18,7 @@ from kapell.trainer.rows import PromptRow
 from kapell.trainer.run_folder import RunFiles
 from kapell.trainer.sampler import Sampling
 from kapell.trainer.trainer import Trainer
-from kapell.trainer.validation import score_metrics, validate
+from kapell.trainer.validation import check_metric, score_metrics, validate
 
 
 def sample(uid, score, *, source="math", prompt="q", response="r", exact=None, **extra):
@@ -213,3 +213,24 @@ def test_a_run_validates_with_samples_and_numbers_do_not_depend_on_workers(tmp_p
         assert record["val-aux/reverse_digits/reward/mean@2"] == pytest.approx(means[-1])
         assert record["val/score/mean"] == pytest.approx(means[-1])
     assert means[0] == pytest.approx(means[1])
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_each_metric_of_a_validation_is_known_before_it_and_no_other(samples):
+    rows = [
+        {
+            "data_source": source,
+            "uid": "0",
+            "response": "",
+            "score": 0.0,
+            "exact_match": 0.0,
+            "reward_extra": {"hint": 1},
+        }
+        for source in ("sums", "a/b")
+        for _ in range(samples)
+    ]
+    for name in score_metrics(rows):
+        check_metric(name, ["sums", "a/b"], samples)
+    for name in ("val/exact", f"val-core/sums/acc/mean@{samples + 1}", "val-aux/other/x/mean@1", "critic/score/mean"):
+        with pytest.raises(ValueError, match=f"no metric {name}"):
+            check_metric(name, ["sums", "a/b"], samples)

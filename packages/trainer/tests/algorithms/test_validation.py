@@ -1,3 +1,4 @@
+import math
 from itertools import combinations, product
 from statistics import fmean
 
@@ -84,6 +85,20 @@ def test_a_score_of_zero_counts_and_a_missing_one_does_not():
     for zero in (0.0, 0, False):
         values = metric_values(validation_metrics(["m"] * 3, [1, 1, 1], {"score": [zero, 1.0, None]}))
         assert values["m/score/mean@2"] == 0.5
+
+
+def test_the_best_of_equal_scores_is_that_score():
+    for num, score in product(range(1, 9), [0.1, 1.0, 4.0, -0.3]):
+        assert best_at_k([score] * num, k=num) == (score, 0.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_seen_and_stops_nothing(value):
+    metrics = metric_values(validation_metrics(["a"] * 4, ["1", "1", "2", "2"], {"x": [1.0, value, 1.0, 1.0]}))
+    assert all(math.isnan(number) for number in metrics.values())
+    alone = metric_values(validation_metrics(["a", "b"], ["1", "2"], {"x": [value, 1.0]}))
+    assert math.isnan(alone["a/x/mean@1"])
+    assert alone["b/x/mean@1"] == 1.0
 
 
 def test_text_is_not_averaged():

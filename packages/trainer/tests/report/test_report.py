@@ -175,7 +175,10 @@ def test_time_is_gathered_by_role_and_what_no_stage_took_is_the_rest(run_folder)
     assert rows["validation", ""] == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [0.0] * 100, [-1e-9, 1e9], [1e-12, 2e-12], list(range(5000))])
+@pytest.mark.parametrize(
+    "values",
+    [[0.0], [5.0, 5.0], [0.0] * 100, [-1e-9, 1e9], [1e-12, 2e-12], [1e-16, 3e-16], [1 - 1e-16, 1.0], list(range(5000))],
+)
 def test_charts_of_any_values_stay_within_their_frame(values):
     svg = line_chart([Series("a", list(enumerate(values)), 1)], "a")
     drawn = re.findall(r'(?:d="M|cx=")([-\d.]+)(?: |" cy=")([-\d.]+)', svg)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,27 @@ def test_every_kind_of_number_is_a_score_and_zero_is_kept(returned, score):
     result = read_score(returned, "row 0")
     assert result.score == score
     assert type(result.score) is float
+
+
+def test_scalars_of_numpy_and_torch_beside_the_score_are_numbers_too():
+    extra = read_score(
+        {"score": 1, "acc": np.bool_(True), "length": np.int64(3), "loss": torch.tensor(0.5)}, "row 0"
+    ).extra
+    assert extra == {"acc": True, "length": 3, "loss": 0.5}
+    assert [type(value) for value in extra.values()] == [bool, int, float]
+
+
+def test_a_function_that_calls_exit_has_failed_for_its_row():
+    def ends(data_source, solution, truth, extra):
+        sys.exit(3)
+
+    async def ends_later(data_source, solution, truth, extra):
+        sys.exit(3)
+
+    for function in (ends, ends_later):
+        with pytest.raises(RewardError, match=r"row 0 .*SystemExit: 3"):
+            total(function, rows_of("a"), timeout=30)
+        assert total(function, rows_of("a", "b"), fallback=-1.0, timeout=30).scores == [-1.0, -1.0]
 
 
 @pytest.mark.parametrize(

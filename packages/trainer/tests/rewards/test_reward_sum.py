@@ -121,5 +121,5 @@ def test_a_wrong_term_is_refused_with_its_key(values, message):
 def test_terms_and_a_custom_function_exclude_each_other():
     from kapell.trainer.config import CustomRewardConfig
 
-    with pytest.raises(ValueError, match="either terms or custom_reward_function"):
+    with pytest.raises(ValueError, match="terms and custom_reward_function are both given"):
         RewardConfig(terms={"a": {"type": "function"}}, custom_reward_function=CustomRewardConfig(path="x.py"))

@@ -8,7 +8,9 @@ from typing import TypeVar
 from .config import Config
 from .micro_batches import MicroBatches
 
-__all__ = ["BatchSizes", "batch_sizes"]
+__all__ = ["BatchSizes", "batch_sizes", "check_token_budgets"]
+
+_POLICY, _CRITIC = "actor_rollout_ref", "critic"
 
 Value = TypeVar("Value")
 
@@ -53,6 +55,28 @@ def batch_sizes(config: Config) -> BatchSizes:
             _first(critic.forward_max_token_len_per_gpu, critic_tokens),
         ),
     )
+
+
+def check_token_budgets(config: Config, longest_prompt: int) -> None:
+    """Refuse micro-batches that are too small for the longest prompt, in tokens, with the longest response.
+
+    Raises ``ValueError`` with the key.
+    """
+    sizes, longest = batch_sizes(config), longest_prompt + config.data.max_response_length
+    budgets = {f"{_POLICY}.actor.ppo_max_token_len_per_gpu": sizes.actor}
+    budgets[f"{_POLICY}.rollout.log_prob_max_token_len_per_gpu"] = sizes.log_prob
+    if config.use_reference:
+        budgets[f"{_POLICY}.ref.log_prob_max_token_len_per_gpu"] = sizes.ref
+    if config.use_critic:
+        budgets[f"{_CRITIC}.ppo_max_token_len_per_gpu"] = sizes.critic
+        budgets[f"{_CRITIC}.forward_max_token_len_per_gpu"] = sizes.values
+    for key, size in budgets.items():
+        if size.max_tokens is not None and size.max_tokens < longest:
+            raise ValueError(
+                f"{key}={size.max_tokens} is below the {longest} tokens of a row: the longest training prompt has "
+                f"{longest_prompt}, and data.max_response_length is {config.data.max_response_length}; raise it to "
+                f"{longest}"
+            )
 
 
 def _first(value: Value | None, inherited: Value) -> Value:

@@ -171,7 +171,9 @@ class RewardConfig:
     def __post_init__(self) -> None:
         require_positive(self, "timeout", "concurrency")
         if self.terms and self.custom_reward_function.path is not None:
-            raise ValueError("give either terms or custom_reward_function; a function can be a term of type function")
+            raise ValueError(
+                "terms and custom_reward_function are both given; a function can be a term of type function"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +206,15 @@ class Config:
                 raise ValueError(
                     f"{role}.ppo_mini_batch_size={mini} prompts is more than data.train_batch_size="
                     f"{self.data.train_batch_size}; lower it"
+                )
+        strategies = {"actor_rollout_ref.actor": self.actor_rollout_ref.actor.strategy}
+        if self.use_critic:
+            strategies["critic"] = self.critic.strategy
+        for role, strategy in strategies.items():
+            if strategy == "fsdp2" and self.backend.name == "local":
+                raise ValueError(
+                    f"{role}.strategy=fsdp2 needs a process for each worker, and backend=local has one for all; use "
+                    "strategy=ddp, or backend=ray"
                 )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import OmegaConf
@@ -21,7 +22,10 @@ from .nested import plain
 __all__ = ["ConfigError", "ResolvedConfig", "load_config"]
 
 _COMMAND_LINE = "command line"
-_TWO_BOUNDS = re.compile(r"[0-9.]+_[0-9.]+")
+_TWO_BOUNDS = r"[0-9.]+_[0-9.]+"  # YAML would read 0.5_2 as the number 0.52
+_BOUNDS_IN_FILE = re.compile(rf"(:\s+)({_TWO_BOUNDS})(?=\s*(?:[,}}#]|$))", re.MULTILINE)
+_WHOLE_NUMBER = re.compile(r"[-+]?[0-9]+")
+_MISSING = "???"  # OmegaConf's mark of a value that is still to come, which it would leave out without a word
 
 
 class ConfigError(ValueError):
@@ -83,22 +87,32 @@ def _layers(files: Sequence[str | Path], overrides: Sequence[str]) -> Iterator[t
         path = Path(file)
         if not path.is_file():
             raise FileNotFoundError(f"no configuration file {path}")
-        yield str(path), _as_mapping(partial(OmegaConf.load, path), f"configuration file {path}")
+        yield str(path), _as_mapping(partial(_read_file, path), f"configuration file {path}")
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"override {override!r} is not of the form group.key=value")
-        # YAML would read the two bounds 0.5_2 as the number 0.52.
-        quoted = f"{key}='{value}'" if _TWO_BOUNDS.fullmatch(value) else override
-        parse = partial(OmegaConf.from_dotlist, [quoted])
-        yield _COMMAND_LINE, _as_mapping(parse, f"override {override!r}")
+        yield _COMMAND_LINE, _as_mapping(partial(_read_override, key, value), f"override {override!r}")
+
+
+def _read_file(path: Path) -> Any:
+    return OmegaConf.load(io.StringIO(_BOUNDS_IN_FILE.sub(r"\1'\2'", path.read_text(encoding="utf-8"))))
+
+
+def _read_override(key: str, value: str) -> Any:
+    read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
+    other = isinstance(read["value"], bool | int | float)  # 007 is a name, not the number 7
+    quoted = (
+        f"'{value.strip()}'" if (other and _takes_text(_kind_of(key))) or re.fullmatch(_TWO_BOUNDS, value) else value
+    )
+    return OmegaConf.from_dotlist([f"{key}={quoted}"])
 
 
 def _as_mapping(parse: Callable[[], Any], what: str) -> Mapping[str, Any]:
     """What the parser reads, as plain containers; its error in terms of ``what``."""
     try:
         layer: Any = OmegaConf.to_container(parse())
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
         raise ConfigError(f"{what} is not valid YAML: {error}") from error
     if not isinstance(layer, dict):
         raise ConfigError(f"{what} must hold groups such as `trainer:`, got a {type(layer).__name__}")
@@ -124,8 +138,36 @@ def _checked_layer(layer: Mapping[str, Any], origin: str, cls: Any = Config, pre
             value = _checked_layer(value, origin, kind, f"{prefix}{key}.")
         elif get_origin(kind) is list and value is not None and not isinstance(value, list):
             value = [value]
+        _check_value(f"{prefix}{key}", kind, value, origin)
         checked[key] = value
     return checked
+
+
+def _check_value(key: str, kind: Any, value: Any, origin: str) -> None:
+    """Refuse what OmegaConf would turn into another value, or leave out, without a word."""
+    if value == _MISSING:
+        raise ConfigError(f"{key}: {_MISSING} stands for a value that is missing ({origin}); give one, or leave it out")
+    if kind is bool and not _means_truth(value):
+        raise ConfigError(f"{key}: expected true or false, got {value!r} ({origin})")
+    if get_origin(kind) is tuple and isinstance(value, list) and len(value) != len(get_args(kind)):
+        raise ConfigError(f"{key}: expected {len(get_args(kind))} values, got {value!r} ({origin})")
+    if _takes_text(kind):
+        for text in value if isinstance(value, list) else [value]:
+            if text is not None and not isinstance(text, str | Mapping | list):
+                raise ConfigError(
+                    f"{key}: expected a text, and YAML reads the {type(text).__name__} {text!r}; write it in quotes "
+                    f"({origin})"
+                )
+
+
+def _means_truth(value: Any) -> bool:
+    if isinstance(value, str) and not _WHOLE_NUMBER.fullmatch(value):
+        return True  # a word or a reference to another key, which OmegaConf checks
+    return value is None or value in (0, 1, "0", "1")
+
+
+def _takes_text(kind: Any) -> bool:
+    return kind in (str, str | None, list[str])
 
 
 def _unknown_key(key: str, value: Any, siblings: Sequence[str], origin: str) -> ConfigError:
@@ -159,14 +201,20 @@ def _type_error(error: OmegaConfBaseException, origin: str) -> ConfigError:
     return ConfigError(f"{error.full_key or 'configuration'}: {reason} ({origin}){expected}")
 
 
-def _expected(key: str) -> str:
-    """What the key takes, in words, for the end of an error message."""
-    cls: Any = Config
+def _kind_of(key: str) -> Any:
+    """The type of a dotted key; None for one that does not exist."""
     kind: Any = Config
     for part in key.split("[")[0].split("."):
-        if not is_dataclass(cls) or part not in (hints := get_type_hints(cls)):
-            return ""
-        kind = cls = hints[part]
+        if not is_dataclass(kind) or part not in (hints := get_type_hints(kind)):
+            return None
+        kind = hints[part]
+    return kind
+
+
+def _expected(key: str) -> str:
+    """What the key takes, in words, for the end of an error message."""
+    if (kind := _kind_of(key)) is None:
+        return ""
     text = kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind).replace("typing.", "")
     return f"; expected {text}"
 

@@ -88,7 +88,7 @@ class TrainerConfig:
         require_positive(self, "total_epochs", "nnodes", "n_gpus_per_node", "torch_threads", "max_ckpt_to_keep")
         require_not_negative(self, "total_training_steps", "critic_warmup", "log_val_generations", "seed")
         for name in ("test_freq", "save_freq"):
-            if getattr(self, name) < -1:
+            if getattr(self, name) < -1 or getattr(self, name) == 0:
                 raise ValueError(f"{name} must be -1 (never) or a number of steps, got {getattr(self, name)}")
         if (self.resume_mode == "path") != (self.resume_from_path is not None):
             raise ValueError(

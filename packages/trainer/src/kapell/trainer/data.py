@@ -114,6 +114,7 @@ class PromptDataset:
             self.rows.append(row)
             self._ids.append(ids)
         self.num_filtered = len(rows) - len(self.rows)
+        self.longest = max(map(len, self._ids), default=0)
         if not self.rows:
             raise DataError(f"all {len(rows)} prompts have more than data.max_prompt_length={max_prompt_length} tokens")
 

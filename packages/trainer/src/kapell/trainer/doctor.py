@@ -29,6 +29,7 @@ from .roles import worker_groups
 
 __all__ = ["Finding", "check_devices", "check_mode", "check_overrides", "examine_config", "failure_findings"]
 
+_CAUSED = "\nThe above exception was the direct cause of"  # as Python's tracebacks say it
 _PROMPTS, _SAMPLES, _WORKERS = 4, 4, 2
 
 
@@ -205,6 +206,7 @@ def _small(config: Config) -> Config:
 
 def _last_frame(text: str) -> str:
     """Where an exception was raised, from its traceback, as the place to look at."""
+    text = text.partition(_CAUSED)[0]  # the first cause comes first
     frames = [line.strip() for line in text.splitlines() if line.strip().startswith("File ")]
     return f"look at {frames[-1]}" if frames else "see the traceback"
 

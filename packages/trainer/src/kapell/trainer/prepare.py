@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from typing import Literal
 
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from kapell.workergroup import load_backend
+
+from .batch_sizes import check_token_budgets
 from .choices import check_algorithms
 from .config import Config, CriticModelConfig, ModelConfig
 from .data import PromptDataset, PromptLoader
@@ -23,6 +27,7 @@ from .rows import PromptRow, read_rows
 from .scoring import Scorer
 from .tasks import reverse_digits
 from .tokenizer import build_character_tokenizer, load_tokenizer
+from .validation import check_metric
 
 __all__ = ["Prepared", "model_builders", "prepare"]
 
@@ -63,6 +68,7 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
     """
     check_algorithms(config)
     _check_optimizers(config)
+    _check_backend(config)
     data, model_folder = config.data, config.actor_rollout_ref.model.path
     if model_folder is not None:
         load_config_of(model_folder)  # a wrong path is the model's, before it is the tokenizer's
@@ -91,6 +97,8 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
             len(train_rows),
             data.max_prompt_length,
         )
+    check_token_budgets(config, train.longest)
+    _check_best(config, val_rows)
     loader = PromptLoader(len(train), batch_size=data.train_batch_size, shuffle=data.shuffle, seed=seed)
     total_steps = config.trainer.total_training_steps
     if config.trainer.total_epochs is not None:
@@ -122,6 +130,29 @@ def _check_optimizers(config: Config) -> None:
             check_optimizer(optim)
         except ValueError as error:
             raise ValueError(f"{key}.optim: {error}") from None
+
+
+def _check_best(config: Config, val_rows: Sequence[PromptRow]) -> None:
+    metric, sources = config.trainer.keep_best, list(dict.fromkeys(row.data_source for row in val_rows))
+    if metric is None:
+        return
+    if not sources:
+        raise ValueError(f"trainer.keep_best={metric} needs prompts to validate on; set data.val_files")
+    try:
+        check_metric(metric, sources, config.actor_rollout_ref.rollout.val_kwargs.n)
+    except ValueError as error:
+        raise ValueError(f"trainer.keep_best: {error}") from None
+
+
+def _check_backend(config: Config) -> None:
+    if not (options := config.backend.options):  # a backend that gets none need not be here to be prepared for
+        return
+    known = inspect.signature(load_backend(config.backend.name))
+    try:
+        known.bind(**options)
+    except TypeError as error:
+        takes = ", ".join(known.parameters) or "none"
+        raise ValueError(f"backend.options: {error}; backend {config.backend.name} takes {takes}") from None
 
 
 def _tokenizer(config: Config, rows: Sequence[PromptRow]) -> PreTrainedTokenizerBase:

@@ -83,6 +83,6 @@ def _run_file(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"running the reward file {file} failed: {type(error).__name__}: {error}") from error
     return module

@@ -19,6 +19,7 @@ from .time_limit import TimeIsUp, within
 __all__ = ["FunctionReward", "Outcome", "Reward", "RewardRows", "RowScore", "ThreadedReward", "read_score"]
 
 _MAX_SHOWN = 200  # characters of a value in a message
+_FAILURES = (Exception, SystemExit)  # a function of the user's that calls sys.exit does not end the run unseen
 _LOOP_GRACE_SECONDS = 5.0  # an event loop later than all its rows' limits by this much is blocked
 
 
@@ -117,7 +118,7 @@ class FunctionReward:
                             returned = await self._call(rows, row)()
                     except TimeoutError:
                         done[row] = RewardTimeoutError(_too_long(self.timeout, rows.place(row)))
-                    except Exception as error:
+                    except _FAILURES as error:
                         done[row] = _failure(error, rows.place(row))
                     else:
                         done[row] = _outcome(rows, row, lambda: returned)
@@ -165,13 +166,14 @@ def read_score(returned: Any, place: str) -> RowScore:
     if isinstance(returned, Mapping):
         if "score" not in returned:
             raise RewardError(f"the reward returned no 'score' for {place}, only: {', '.join(map(str, returned))}")
-        return RowScore(_as_number(returned["score"], place), {k: v for k, v in returned.items() if k != "score"})
+        return RowScore(
+            _as_number(returned["score"], place), {k: _plain(v) for k, v in returned.items() if k != "score"}
+        )
     return RowScore(_as_number(returned, place))
 
 
 def _as_number(value: Any, place: str) -> float:
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy or torch scalar
-        value = value.item()
+    value = _plain(value)
     if not isinstance(value, Real):
         kind = type(value).__name__
         raise RewardError(f"the reward returned {_shown(value)} of type {kind} for {place}; need a number")
@@ -179,6 +181,11 @@ def _as_number(value: Any, place: str) -> float:
     if score != score or score in (float("inf"), float("-inf")):
         raise RewardError(f"the reward returned {score} for {place}; need a finite number")
     return score
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of numpy or torch as Python's; anything else as it is."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
 def _shown(value: Any) -> str:
@@ -197,11 +204,11 @@ def _outcome(rows: RewardRows, row: int, call: Callable[[], Any], timeout: float
         return read_score(within(timeout, call), place)
     except TimeIsUp as error:
         return RewardTimeoutError(_too_long(error.seconds, place))
-    except Exception as error:
+    except _FAILURES as error:
         return _failure(error, place)
 
 
-def _failure(error: Exception, place: str) -> RewardError:
+def _failure(error: BaseException, place: str) -> RewardError:
     if isinstance(error, RewardError) and place in str(error):
         return error
     failure = RewardError(f"the reward failed for {place}: {type(error).__name__}: {error}")

@@ -99,14 +99,16 @@ def _read_dataset(path: Path) -> Iterable[Any]:
 
 
 def _read_jsonl(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
             try:
-                yield json.loads(line)
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # some editors put a mark at the beginning
+                if text.strip():
+                    yield json.loads(text)
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path} line {number} is not UTF-8: {error}") from error
             except json.JSONDecodeError as error:
-                raise DataError(f"{path} line {number} is not valid JSON: {error}") from error
+                raise DataError(f"{path} line {number} is not valid JSON, one object a line: {error}") from error
 
 
 def _checked(values: Any, origin: str, prompt_key: str, data_source_key: str) -> PromptRow:
@@ -121,11 +123,14 @@ def _checked(values: Any, origin: str, prompt_key: str, data_source_key: str) ->
     data_source = values.get(data_source_key)
     if not isinstance(data_source, str):
         raise DataError(f"{origin} has no text in `{data_source_key}`; fields: {', '.join(values)}")
+    extra_info = values.get("extra_info")
+    if extra_info is not None and not isinstance(extra_info, Mapping):
+        raise DataError(f"{origin}: `extra_info` must be an object, got {extra_info!r}")
     return PromptRow(
         prompt=_checked_prompt(values.get(prompt_key), origin, prompt_key, values),
         ground_truth=ground_truth,
         data_source=data_source,
-        extra_info=dict(values.get("extra_info") or {}),
+        extra_info=dict(extra_info or {}),
         origin=origin,
     )
 

@@ -35,7 +35,10 @@ def new_run_folder(path: str | None) -> Path:
     """Create the folder where it does not exist; by default a new one, ``runs/<date and time>``."""
     if path:
         folder = Path(path).expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise NotADirectoryError(f"the run's folder cannot be {path}: {error.filename} is a file") from error
         return folder
     name = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     for suffix in itertools.chain([""], (f"-{number}" for number in itertools.count(2))):

@@ -38,6 +38,7 @@ from .tokenizer import build_character_tokenizer
 
 __all__ = ["StandInRun", "observe_stand_in"]
 
+_MAX_TOKENS = 64  # per micro-batch; the run's own may be for shorter rows than these
 _PROMPTS = 3
 _MODEL = ModelConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
 
@@ -84,22 +85,24 @@ class _NoServer:
 def _small(config: Config, folder: Path) -> Config:
     policy = config.actor_rollout_ref
     actor = replace(policy.actor, ppo_epochs=1, ppo_mini_batch_size=_PROMPTS, ppo_micro_batch_size_per_gpu=None)
-    actor = replace(actor, strategy="ddp")  # its workers share this process
+    actor = replace(actor, strategy="ddp", ppo_max_token_len_per_gpu=_MAX_TOKENS)  # its workers share this process
     return replace(
         config,
         data=DataConfig(train_files=[str(_write_prompts(folder))], train_batch_size=_PROMPTS, max_response_length=4),
         actor_rollout_ref=replace(
             policy,
             model=replace(_MODEL, lora_rank=min(policy.model.lora_rank, 1)),
-            ref=replace(policy.ref, model=RefModelConfig()),
+            ref=replace(policy.ref, model=RefModelConfig(), log_prob_max_token_len_per_gpu=None),
             actor=actor,
-            rollout=replace(policy.rollout, n=min(policy.rollout.n, 2)),
+            rollout=replace(policy.rollout, n=min(policy.rollout.n, 2), log_prob_max_token_len_per_gpu=None),
         ),
         critic=replace(
             config.critic,
             model=CriticModelConfig(lora_rank=min(config.critic.model.lora_rank, 1)),
             ppo_epochs=1,
             ppo_mini_batch_size=None,
+            ppo_max_token_len_per_gpu=None,
+            forward_max_token_len_per_gpu=None,
             strategy="ddp",
         ),
         reward=RewardConfig(reward_model=_small_reward_model(config, folder)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
@@ -15,7 +16,7 @@ from .metrics import metrics_of
 from .sampler import Sampling
 from .stages import Stages
 
-__all__ = ["Validation", "rows_of", "score_metrics", "validate"]
+__all__ = ["Validation", "check_metric", "rows_of", "score_metrics", "validate"]
 
 _VALIDATION_STREAM = 2**32  # keeps the random numbers of validation apart from those of any training step
 _PREDICTION = "pred"
@@ -97,6 +98,22 @@ def score_metrics(samples: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
     )
     most = {source: _most_answers(detailed, source) for source in dict.fromkeys(sources)}
     return _plain_means(samples) | {_section(name, most): metric for name, metric in detailed.items()}
+
+
+def check_metric(name: str, data_sources: Sequence[str], num_samples: int) -> None:
+    """Refuse a metric that no validation of these data sources will have.
+
+    The numbers that rewards add, ``val-aux/<source>/<name>/...``, are not known before: any name is taken there.
+    """
+    empty = {"response": "", "score": 0.0, "exact_match": 0.0, "reward_extra": {}}
+    samples = [{**empty, "data_source": source, "uid": "0"} for source in data_sources for _ in range(num_samples)]
+    known = ["val/reward_errors", *score_metrics(samples)]
+    tails = {key.rpartition("/reward/")[2] for key in known if key.startswith("val-aux/") and "/reward/" in key}
+    added = name.endswith(tuple(f"/{tail}" for tail in tails)) and "/acc/" not in name and "/reward/" not in name
+    if name not in known and not (added and name.startswith(tuple(f"val-aux/{source}/" for source in data_sources))):
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+        raise ValueError(f"the validation has no metric {name}; {hint}")
 
 
 def _predictions(samples: Sequence[Mapping[str, Any]]) -> list[Hashable]:

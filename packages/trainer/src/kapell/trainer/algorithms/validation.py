@@ -44,7 +44,8 @@ def best_at_k(scores: Sequence[float], k: int) -> tuple[float, float]:
         raise ValueError(f"best@{k} of {num} answers is not defined")
     chances = [((i + 1) / num) ** k - (i / num) ** k for i in range(num)]
     ordered = sorted(scores)
-    mean = math.fsum(chance * score for chance, score in zip(chances, ordered, strict=True))
+    least = ordered[0]  # as the origin, it makes the best of equal scores exactly that score
+    mean = least + math.fsum(chance * (score - least) for chance, score in zip(chances, ordered, strict=True))
     square = math.fsum(chance * (score - mean) ** 2 for chance, score in zip(chances, ordered, strict=True))
     return mean, math.sqrt(square)
 
@@ -86,7 +87,7 @@ def validation_metrics(
 
     For n answers: mean@n, and if n > 1 std@n and for k = 2, 4, ... and n: pass@k (unbiased), best@k/mean, best@k/std,
     worst@k/mean, worst@k/std, and with predictions maj@k/mean, maj@k/std. A value of None is left out, 0.0 is not;
-    variables that hold text are skipped.
+    variables that hold text are skipped. A sample of which a value is NaN or infinite has NaN for its numbers.
     """
     samples: defaultdict[tuple[str, Hashable], list[int]] = defaultdict(list)
     for row, sample in enumerate(zip(data_sources, uids, strict=True)):
@@ -107,10 +108,12 @@ def validation_metrics(
 
 def _of_one_sample(scores: list[float], votes: list[Hashable] | None, seed: int) -> dict[str, float]:
     num = len(scores)
+    defined = all(map(math.isfinite, scores))
+    scores = scores if defined else [math.nan] * num
     numbers = {f"mean@{num}": fmean(scores)}
     if num == 1:
         return numbers
-    numbers[f"std@{num}"] = pstdev(scores)
+    numbers[f"std@{num}"] = pstdev(scores) if defined else math.nan  # it raises AttributeError for NaN
     powers = [2**exponent for exponent in range(1, num.bit_length()) if 2**exponent < num]
     for k in [*powers, num]:
         numbers[f"pass@{k}"] = pass_at_k(scores, k)

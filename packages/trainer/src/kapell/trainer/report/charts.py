@@ -52,7 +52,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     >>> ticks(0.0, 1.0), ticks(3, 17)
     ([0.0, 0.25, 0.5, 0.75, 1.0], [0.0, 5.0, 10.0, 15.0, 20.0])
     """
-    if high <= low:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # equal but for rounding
         pad = abs(low) * 0.1 or 1.0
         low, high = low - pad, high + pad
     rough = (high - low) / count
@@ -60,7 +60,8 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= rough * 0.999)
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    digits = 2 - math.floor(math.log10(step))  # the step has two at most
+    return [round(number * step, digits) for number in range(first, last + 1)]
 
 
 class _Axes:
