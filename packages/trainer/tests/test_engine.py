@@ -208,6 +208,23 @@ def test_a_model_that_cannot_be_found_or_built_says_so(tokenizer, tmp_path):
         new_model_config(tokenizer, max_length=8, override_config={"n_layers": 3})
 
 
+def test_a_value_that_a_models_configuration_cannot_have_is_named(tokenizer, policy, tmp_path):
+    wrong = {"n_layer": "many"}
+    with pytest.raises(ValueError, match="'n_layer': 'many'"):
+        new_model_config(tokenizer, max_length=8, override_config=wrong)
+    policy.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="'n_layer': 'many'"):
+        load_config_of(tmp_path, wrong)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "gpt2", "qwen3"])
+def test_a_new_policy_of_any_kind_sees_no_token_that_follows(tokenizer, model_type):
+    model = build_policy(new_model_config(tokenizer, model_type=model_type, hidden_size=16, max_length=8))
+    before, after = torch.tensor([[3, 4, 5, 6]]), torch.tensor([[3, 4, 5, 9]])
+    with torch.no_grad():
+        assert torch.equal(model(before).logits[:, :3], model(after).logits[:, :3])
+
+
 def test_an_engine_continues_from_its_saved_state_bit_for_bit(tokenizer):
     config = new_model_config(tokenizer, hidden_size=32, max_length=24)
     columns = make_columns()

@@ -69,13 +69,17 @@ def new_model_config(
         "attn_pdrop": 0.0,
         "resid_pdrop": 0.0,
         "attention_dropout": 0.0,
+        "is_decoder": True,  # BERT's kind would see the tokens that follow
     }
     known = CONFIG_MAPPING[model_type]()
     shape = {name: value for name, value in shape.items() if hasattr(known, name)}
     for name in override_config or {}:
         if not hasattr(known, name):
             raise ValueError(f"the configuration of {model_type!r} has no field {name!r}")
-    return AutoConfig.for_model(model_type, **{**shape, **(override_config or {})})
+    try:
+        return AutoConfig.for_model(model_type, **{**shape, **(override_config or {})})
+    except Exception as error:  # each version of transformers has another kind for a value of the wrong type
+        raise ValueError(f"no configuration of {model_type!r} with {override_config or shape}: {error}") from error
 
 
 def load_config_of(folder: str | Path, override_config: Mapping[str, Any] | None = None) -> PreTrainedConfig:
@@ -85,7 +89,11 @@ def load_config_of(folder: str | Path, override_config: Mapping[str, Any] | None
         raise FileNotFoundError(f"no model folder {path}")
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} is not a Hugging Face model folder: it has no config.json")
-    return AutoConfig.from_pretrained(path, local_files_only=True, **(override_config or {}))
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, **(override_config or {}))
+    except Exception as error:
+        changes = f" with {override_config}" if override_config else ""
+        raise ValueError(f"no usable model configuration in {path}{changes}: {error}") from error
 
 
 def build_policy(config: PreTrainedConfig, *, folder: str | Path | None = None, seed: int = 1) -> PreTrainedModel:
