@@ -17,7 +17,7 @@ from kapell.workergroup import ClassWithInitArgs, Worker
 from ..timing import seconds_once, seconds_per_call
 from .batches import checked, float_columns
 from .light_workers import LightWorker
-from .memory import PeakMemory
+from .memory import peaks
 from .ray_session import restart_ray, start_ray
 
 
@@ -153,29 +153,22 @@ class KapellChain(KapellGroup):
 
 
 class KapellMemory(KapellEcho):
-    """On a fresh Ray session each round: a store keeps the pages that it has once touched."""
-
     def prepare(self, megabytes: int) -> None:
-        self._megabytes = megabytes
+        self.prepare_batch(megabytes)
 
     def round(self) -> dict[str, float]:
+        return peaks(
+            self._fresh,
+            sum(column.nbytes for column in self._batch.batch.values()),
+            sending=lambda: self._group.take(self._batch),
+            to_all=lambda: self._group.weigh(self._batch),
+            echo=lambda: self._group.echo(self._batch),
+        )
+
+    def _fresh(self) -> list[int]:
         self.close()
         restart_ray()
-        self.prepare_batch(self._megabytes)
-        group = self.make(4)
-        with PeakMemory(group.pid()) as memory:
-            group.take(self._batch)
-            sending = memory.controller_peak()
-            group.weigh(self._batch)
-            to_all = memory.controller_peak()
-            group.echo(self._batch)
-            echo = memory.total_peak()
-        size = sum(column.nbytes for column in self._batch.batch.values())
-        return {
-            "sending: controller and store": sending / size,
-            "the whole to all: controller and store": to_all / size,
-            "echo: all processes and store": echo / size,
-        }
+        return self.make(4).pid()
 
 
 class KapellToAll(KapellGroup):

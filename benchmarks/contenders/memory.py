@@ -4,13 +4,37 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-__all__ = ["PeakMemory"]
+__all__ = ["PeakMemory", "peaks"]
 
 _INTERVAL = 0.005  # seconds between two looks; a phase of a 256 MB transfer takes tens of milliseconds
+
+
+def peaks(
+    fresh: Callable[[], Sequence[int]],
+    nbytes: int,
+    *,
+    sending: Callable[[], object],
+    to_all: Callable[[], object],
+    echo: Callable[[], object],
+) -> dict[str, float]:
+    """What each call takes at most, in multiples of ``nbytes``.
+
+    Each has a session of its own, which ``fresh`` starts, giving the workers' process ids: a store keeps the pages that
+    it has once touched, and may take others for the next call.
+    """
+    numbers = {}
+    for name, call in (("sending", sending), ("the whole to all", to_all)):
+        with PeakMemory(fresh()) as memory:
+            call()
+            numbers[f"{name}: controller and store"] = memory.controller_peak() / nbytes
+    with PeakMemory(fresh()) as memory:
+        echo()
+        numbers["echo: all processes and store"] = memory.total_peak() / nbytes
+    return numbers
 
 
 class PeakMemory:
@@ -34,7 +58,7 @@ class PeakMemory:
         self._thread.join()
 
     def controller_peak(self) -> int:
-        """What this process and the store took at most so far, beyond what they held before."""
+        """What this process and the store took at most, beyond what they held before."""
         self._note()
         return self._controller
 

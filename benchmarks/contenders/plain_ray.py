@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..timing import seconds_once, seconds_per_call
 from .batches import checked, float_columns
-from .memory import PeakMemory
+from .memory import peaks
 from .ray_session import restart_ray, start_ray
 
 Columns = dict[str, np.ndarray]
@@ -122,10 +122,13 @@ class PlainEcho(PlainActors):
 
 
 class PlainMemory(PlainEcho):
-    """On a fresh Ray session each round: a store keeps the pages that it has once touched."""
-
     def prepare(self, megabytes: int) -> None:
         self._columns = float_columns(megabytes)
+
+    def _fresh(self) -> list[int]:
+        self._actors = []
+        restart_ray()
+        return ray.get([actor.pid.remote() for actor in self.make(4)])
 
     def _take(self) -> None:
         parts = {name: np.array_split(array, 4) for name, array in self._columns.items()}
@@ -133,25 +136,13 @@ class PlainMemory(PlainEcho):
             [actor.take.remote({name: parts[name][rank] for name in parts}) for rank, actor in enumerate(self._actors)]
         )
 
+    def _to_all(self) -> None:
+        reference = ray.put(self._columns)
+        ray.get([actor.take.remote(reference) for actor in self._actors])
+
     def round(self) -> dict[str, float]:
-        self._actors = []
-        restart_ray()
-        actors = self.make(4)
-        with PeakMemory(ray.get([actor.pid.remote() for actor in actors])) as memory:
-            self._take()
-            sending = memory.controller_peak()
-            reference = ray.put(self._columns)
-            ray.get([actor.take.remote(reference) for actor in actors])
-            del reference
-            to_all = memory.controller_peak()
-            self._echo()
-            echo = memory.total_peak()
-        size = sum(array.nbytes for array in self._columns.values())
-        return {
-            "sending: controller and store": sending / size,
-            "the whole to all: controller and store": to_all / size,
-            "echo: all processes and store": echo / size,
-        }
+        nbytes = sum(array.nbytes for array in self._columns.values())
+        return peaks(self._fresh, nbytes, sending=self._take, to_all=self._to_all, echo=self._echo)
 
 
 class PlainToAll(PlainActors):
