@@ -29,6 +29,10 @@ class Sleeper(Worker):
     def sleep(self, seconds):
         time.sleep(seconds)
 
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def same(self, rows):
+        return rows
+
 backend = RayBackend(address={address!r}, num_cpus=4, log_to_driver=False)
 pool = backend.resource_pool([2])
 group = backend.worker_group(pool, ClassWithInitArgs(Sleeper), name_prefix="leaving_")
@@ -107,20 +111,41 @@ def test_a_controller_that_fails_or_is_interrupted_leaves_nothing(backend, clust
 
 
 NEXT_SESSION = """
-import ray
+import kapell.protocol, numpy, ray
+from kapell.ray_backend import RayWorkerGroup
 part = pool.split(1)[1]
+pending = group.pid.options(blocking=False)()
+batch = group.same.options(blocking=False)(numpy.arange(4))
+half = batch.chunk(2)[0]
 ray.shutdown()
-with RayBackend(address="local", num_cpus=4, log_to_driver=False) as later:
-    remaining = later.worker_group(later.resource_pool([1]), ClassWithInitArgs(Sleeper))
-    for ask in (
-        group.pid,
-        lambda: group.restart(0),
-        lambda: later.worker_group(part, ClassWithInitArgs(Sleeper)),
-    ):
+
+def refused(*asks):
+    for number, ask in enumerate(asks):
         try:
             ask()
+            print("no refusal of", number)
         except RuntimeError as error:
             print(type(error).__name__, error)
+
+questions = (
+    group.pid,
+    lambda: group.same(numpy.zeros(100_000)),
+    pending.done,
+    pending.get,
+    batch.get,
+    half.get,
+    lambda: batch.chunk(2)[0].get(),
+    lambda: group.restart(0),
+    lambda: ray.cloudpickle.dumps(group),
+    lambda: ray.cloudpickle.dumps([pending]),
+    lambda: RayWorkerGroup(ray_cls_with_init=ClassWithInitArgs(Sleeper), sharing_with=group),
+    lambda: RayWorkerGroup.from_detached(worker_handles=group.workers),
+)
+refused(*questions)
+print("started by asking:", ray.is_initialized())
+with RayBackend(address="local", num_cpus=4, log_to_driver=False) as later:
+    remaining = later.worker_group(later.resource_pool([1]), ClassWithInitArgs(Sleeper))
+    refused(*questions, lambda: later.worker_group(part, ClassWithInitArgs(Sleeper)))
     again = later.worker_group(pool, ClassWithInitArgs(Sleeper))
     print("placed anew:", len(again.pid()))
     group.close()
@@ -130,10 +155,12 @@ with RayBackend(address="local", num_cpus=4, log_to_driver=False) as later:
 """
 
 
-def test_what_an_ended_session_held_is_refused_in_the_next_one_and_closes_without_taking_anything_of_it():
+def test_what_an_ended_session_held_is_refused_without_ray_and_in_the_next_one_and_closes_without_taking_of_that():
     output, errors = start("local", NEXT_SESSION).communicate(timeout=300)
     refusals = [line for line in output.splitlines() if line.startswith("EndedSessionError")]
-    assert len(refusals) == 3, output + errors
+    assert "no refusal" not in output, output + errors
+    assert len(refusals) == 12 + 13, output + errors
+    assert "started by asking: False" in output
     assert all("ray.shutdown" in line and "anew" in line for line in refusals)
     assert "placed anew: 2" in output, errors
     assert "closed; 1 remains" in output, errors

@@ -16,6 +16,7 @@ from .host import HostFacts
 from .pending import pending_call
 from .pools import RayResourcePool
 from .profiling import profiled
+from .session import EndedSessionError
 from .starting import Beside, GroupStart, Starter
 from .workers import RayWorkers
 
@@ -129,10 +130,16 @@ class RayWorkerGroup(WorkerGroup):
         actors = list(handles) if handles is not None else [ray.get_actor(name, namespace) for name in names or ()]
         if not actors:
             raise ValueError("no workers to attach to: worker_names or worker_handles is empty")
+        if not ray.is_initialized():  # a handle without the Ray that it is of; asked, it would start another
+            raise EndedSessionError("a worker of worker_handles")
+        try:
+            asked = [actor.facts.remote() for actor in actors]
+        except Exception as error:  # Ray has no class for it
+            raise EndedSessionError("a worker of worker_handles") from error
+        facts = ray.get(asked)
         if cls_with_init is None:
             cls_with_init = ray.get(actors[0].describe.remote())
         role = role or cls_with_init.worker_class.__name__
-        facts = ray.get([actor.facts.remote() for actor in actors])
         # In the order of their ranks, whichever order they were named in.
         order = sorted(range(len(actors)), key=lambda position: facts[position].rank)
         names = [names[position] for position in order] if names else ()
@@ -222,6 +229,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def _places_beside(self) -> list[Beside]:
         workers = self._ray_workers
+        workers.check_session()
         visible = ray.get([actor.visible_devices.remote() for actor in workers.actors])
         return [Beside(fact.node_id, devices) for fact, devices in zip(workers.facts, visible, strict=True)]
 

@@ -14,6 +14,7 @@ from kapell.decorators import Reduction
 from kapell.workergroup import PendingCall
 
 from .borrowing import borrowing
+from .session import check_session, this_session
 
 __all__ = ["BorrowingCall", "RayPendingCall", "ResultElsewhere", "joins_rows", "pending_call", "references"]
 
@@ -39,6 +40,7 @@ class RayPendingCall(BorrowingCall[ResultT], list):
 
     def __init__(self, route: Any, method: str, plan: Any, handles: Any, record: Any, **options: Any) -> None:
         list.__init__(self, references(route, plan, handles))
+        self._session = route.runtime.workers.session
         BorrowingCall.__init__(self, route, method, plan, handles, record, **options)
 
     @property
@@ -47,6 +49,7 @@ class RayPendingCall(BorrowingCall[ResultT], list):
         return None
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        check_session(self._session, f"call {self.label}")
         return ResultElsewhere, (list(self), self.plan.collector)
 
     # As a future it is itself and no other, however its references compare.
@@ -75,15 +78,18 @@ class ResultElsewhere:
     def __init__(self, refs: Sequence[ray.ObjectRef], collector: Callable[[list[Any]], Any]) -> None:
         self._refs = list(refs)
         self._collector = collector
+        self._session = this_session()
 
     def get(self, timeout: float | None = None) -> Any:
         """The collected result. Raises what the call raised, or ``ray.exceptions.GetTimeoutError``."""
+        check_session(self._session, "a future")
         joins = len(self._refs) > 1 and _joins_rows(self._collector)
         with borrowing() if joins else nullcontext():
             results = ray.get(self._refs, timeout=timeout)
         return self._collector(results)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        check_session(self._session, "a future")
         return ResultElsewhere, (self._refs, self._collector)
 
 

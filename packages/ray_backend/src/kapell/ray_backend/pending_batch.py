@@ -18,6 +18,7 @@ from kapell.workergroup import CallRecord
 
 from .borrowing import borrowing
 from .pending import BorrowingCall, ResultElsewhere, references
+from .session import check_session, this_session
 from .shipping import shipped
 from .storing import put_value
 
@@ -36,6 +37,8 @@ class RayStore:
     copied_anyway: bool = False
     record: CallRecord | None = field(default=None, compare=False, repr=False)
     """Where the controller notes what it fetches; it stays there when the store travels."""
+    session: tuple[str, str] | None = field(default_factory=this_session, compare=False, repr=False)
+    """The session of Ray that the references are of."""
 
     def put(self, value: Any) -> ray.ObjectRef:
         """Keep a value and give a reference to it."""
@@ -43,6 +46,7 @@ class RayStore:
 
     def get(self, refs: Sequence[ray.ObjectRef], *, timeout: float | None = None) -> list[Any]:
         """Give the values in order. Raises a TimeoutError after ``timeout`` seconds."""
+        self._check_session()
         with borrowing() if self.copied_anyway else nullcontext():
             values = ray.get(list(refs), timeout=timeout)
         if self.record is not None:
@@ -53,8 +57,12 @@ class RayStore:
         self, refs: Sequence[ray.ObjectRef], *, timeout: float | None = None
     ) -> tuple[list[ray.ObjectRef], list[ray.ObjectRef]]:
         """Wait until all are there or the time is over; give those that are there and those that are not."""
+        self._check_session()
         # Waiting alone brings nothing to this node: a future that is looked at here may be read elsewhere.
         return ray.wait(list(refs), num_returns=len(refs), timeout=timeout, fetch_local=False) if refs else ([], [])
+
+    def _check_session(self) -> None:
+        check_session(self.session, "a future")
 
     def __reduce__(self) -> tuple[type[RayStore], tuple[bool]]:
         return RayStore, (self.copied_anyway,)
@@ -65,6 +73,7 @@ class RayPendingBatch(BorrowingCall[ResultT], DataProtoFuture):
 
     def __init__(self, route: Any, method: str, plan: Any, handles: Any, record: Any, **options: Any) -> None:
         self._refs = references(route, plan, handles)
+        self._session = route.runtime.workers.session
         BorrowingCall.__init__(self, route, method, plan, handles, record, **options)
 
     def get(self, timeout: float | None = None, *, columns: Sequence[str] | None = None) -> Any:
@@ -87,8 +96,9 @@ class RayPendingBatch(BorrowingCall[ResultT], DataProtoFuture):
 
     def _future(self, *, cut: bool = False) -> DataProtoFuture:
         # One result alone is not joined: only what is cut out of it is a copy.
-        store = RayStore(cut or len(self._refs) > 1, self._record)
+        store = RayStore(cut or len(self._refs) > 1, self._record, self._session)
         return DataProtoFuture(self._refs, store, collect_fn=self.plan.collector)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        check_session(self._session, f"call {self.label}")
         return ResultElsewhere, (self._refs, self.plan.collector)

@@ -16,7 +16,7 @@ from .ordering import Place
 from .placement import place, release
 from .preflight import PoolRequest
 from .resources import ProcessResources
-from .session import EndedSessionError, this_session
+from .session import check_session, this_session
 
 __all__ = [
     "RayResourcePool",
@@ -194,8 +194,8 @@ class SubRayResourcePool(RayResourcePool):
         self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str = "cuda"
     ) -> list[PlacementGroup]:
         """Those of the pool that this one was cut from. Raises `EndedSessionError` if they ended with Ray."""
-        if self._has_ended():
-            raise EndedSessionError(f"pool {self.name_prefix!r}")
+        if not self.detached:
+            check_session(self._session, f"pool {self.name_prefix!r}")
         return super().get_placement_groups(strategy, name, device_name)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-__all__ = ["EndedSessionError", "ensure_ray", "this_session"]
+__all__ = ["EndedSessionError", "check_session", "ensure_ray", "this_session"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,15 @@ def this_session() -> tuple[str, str] | None:
         return None
     context = ray.get_runtime_context()
     return context.get_node_id(), context.get_job_id()
+
+
+def check_session(session: tuple[str, str] | None, what: str) -> None:
+    """Raise `EndedSessionError` when ``what`` is of another session than this program is in.
+
+    To be asked before Ray is: with none running, it would start one, and actors of an ended one take the program down.
+    """
+    if session != this_session():
+        raise EndedSessionError(what)
 
 
 def ensure_ray(

@@ -17,7 +17,7 @@ from .failures import lost_worker, own_error
 from .host import HostFacts
 from .numbering import CallNumbers
 from .pools import RayResourcePool
-from .session import EndedSessionError, this_session
+from .session import check_session, this_session
 from .starting import end_actors
 from .storing import NO_ROOM, StoreFullError, store_full
 
@@ -68,7 +68,7 @@ class RayWorkers(Workers[RayAnswer]):
         self._owned = owned
         self._read_only = read_only
         self._restart = restart
-        self._session = this_session()
+        self.session = this_session()
         self._questions: dict[int, ray.ObjectRef] = {}  # whether a rank lives, one at a time
         self._methods: dict[tuple[int, str, str, str], Any] = {}
         self._numbers = CallNumbers()
@@ -81,12 +81,22 @@ class RayWorkers(Workers[RayAnswer]):
         """The number of actors."""
         return len(self.actors)
 
+    def __getstate__(self) -> dict[str, Any]:
+        self.check_session()
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.session = this_session()  # that of the process that it was sent to, maybe on another node
+
     def put(self, value: Any, num_readers: int) -> Any:
         """Serialize once; small values ride in the call, larger ones go to the object store."""
+        self._check_ray_runs()
         return pack_argument(value, read_only=self._read_only)
 
     def submit(self, call: RankCall) -> RayAnswer:
         """Send the call to the actor of its rank."""
+        self._check_ray_runs()
         try:
             if goes_by_name(call):
                 ref = self._method(call, "call_by_name").remote()
@@ -95,13 +105,18 @@ class RayWorkers(Workers[RayAnswer]):
                 head, apart = packed_call(call)
                 ref = self._method(call, "call").remote(head, *apart)
         except Exception:  # Ray has no class for it
-            self._check_session()
+            self.check_session()
             raise
         return RayAnswer(ref, call.direct)
 
-    def _check_session(self) -> None:
-        if self._session != this_session():
-            raise EndedSessionError(f"group {self._role!r}")
+    def check_session(self) -> None:
+        """Raise `EndedSessionError` when the actors ended with their session of Ray."""
+        check_session(self.session, f"group {self._role!r}")
+
+    def _check_ray_runs(self) -> None:
+        """As `check_session`, as far as each call can afford it: another session makes itself known by errors."""
+        if not ray.is_initialized():
+            self.check_session()
 
     def _method(self, call: RankCall, kind: str) -> Any:
         """What sends a call: to look for it anew costs Ray more than to use it."""
@@ -115,6 +130,7 @@ class RayWorkers(Workers[RayAnswer]):
         """All that are done by the time that one is."""
         if not handles:
             return []
+        self.check_session()
         by_ref = {handle.ref: handle for handle in handles}
         # Waiting alone brings nothing to this node: a result that is looked at here may be read elsewhere.
         done, rest = ray.wait(list(by_ref), num_returns=1, timeout=timeout, fetch_local=False)
@@ -142,6 +158,7 @@ class RayWorkers(Workers[RayAnswer]):
 
     def fetch_all(self, handles: Sequence[RayAnswer], timeout: float | None) -> list[Any] | None:
         """All results in one request to Ray; None when one failed or the time is up."""
+        self._check_ray_runs()
         refs = [handle.ref for handle in handles]
         try:
             values = ray.get(refs, timeout=None if timeout in (None, math.inf) else max(0.0, timeout))
@@ -157,7 +174,7 @@ class RayWorkers(Workers[RayAnswer]):
 
     def is_alive(self, rank: int) -> bool:
         """Whether the process is there: Ray fails a question to a dead one at once; a busy one leaves it unanswered."""
-        if self._session != this_session():
+        if self.session != this_session():
             return False
         asked = self._questions.get(rank)
         if asked is None or ray.wait([asked], timeout=0)[0]:
@@ -173,7 +190,7 @@ class RayWorkers(Workers[RayAnswer]):
         """A new process for the rank, on the same bundle."""
         if self._restart is None:
             raise RuntimeError(f"group {self._role!r} is attached to workers of another program; restart them there")
-        self._check_session()
+        self.check_session()
         end_actors([self.actors[rank]], [self._facts[rank].actor_id])
         self._questions.pop(rank, None)
         self._methods = {key: method for key, method in self._methods.items() if key[0] != rank}
@@ -182,7 +199,7 @@ class RayWorkers(Workers[RayAnswer]):
     def close(self) -> None:
         """End the processes; those of an attached group stay."""
         # Ray 2.44 takes this program down when it is told to end what another session has had.
-        if self._owned and self._session == this_session() is not None:
+        if self._owned and self.session == this_session() is not None:
             end_actors(self.actors, [facts.actor_id for facts in self._facts])
         if self._on_close is not None:
             self._on_close()

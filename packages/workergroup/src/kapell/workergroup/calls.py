@@ -157,7 +157,7 @@ class PendingCall(Generic[ResultT]):
                 raise self._timed_out(timeout)
         if not self._failures:
             self._collect()
-        elif self._retry > 0:
+        elif self._retry > 0 and not self._route.runtime.closed:
             self._retry -= 1
             self._send_again()
         else:
@@ -224,7 +224,7 @@ class PendingCall(Generic[ResultT]):
         _logger.warning("%s failed on ranks %s; trying again", self.label, sorted(self._failures))
         for rank, error in self._failures.items():
             if isinstance(error, LostWorker):
-                self._route.runtime.workers.restart(rank)
+                self._route.restart(rank)
         sent = self._route.send(self._method, self._plan, self._span, began=time.time(), direct=self._direct)
         self._expect(*sent)
 

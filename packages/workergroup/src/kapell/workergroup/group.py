@@ -231,8 +231,11 @@ class WorkerGroup(GroupViews):
         return Liveness(self._route, on_lost, interval)
 
     def restart(self, rank: int) -> None:
-        """Build one worker anew with its constructor arguments; its meshes are asked again."""
-        self._workers.restart(self._route.ranks[rank])
+        """Build one worker anew with its constructor arguments; its meshes are asked again.
+
+        Raises `GroupClosedError` after `close`.
+        """
+        self._route.restart(self._route.ranks[rank])
         self._dispatch_info.clear()
         self._collect_info.clear()
 

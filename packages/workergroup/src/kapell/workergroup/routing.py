@@ -107,6 +107,12 @@ class Route:
         sending.append(now())
         return handles, record
 
+    def restart(self, own_rank: int) -> None:
+        """Build one worker anew. Raises `GroupClosedError` after the group was closed: nobody would end it."""
+        if self.runtime.closed:
+            raise GroupClosedError(self.role)
+        self.runtime.workers.restart(own_rank)
+
     def rank_context(self, method: str, plan: DispatchPlan, rank: int, error: Exception) -> RankContext:
         """What an error of one rank says about where it stood."""
         local_rank = list(self.ranks).index(rank)

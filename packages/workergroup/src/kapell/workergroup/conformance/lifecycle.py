@@ -143,3 +143,5 @@ def test_close_is_harmless_when_repeated_and_calls_say_so(make_group: Callable[.
     for closed in (group, view):
         with pytest.raises(GroupClosedError, match="short"):
             closed.place()
+        with pytest.raises(GroupClosedError, match="short"):
+            closed.restart(0)
