@@ -77,6 +77,13 @@ def test_what_cannot_be_loaded_is_named_and_nothing_after_it_is_tried(override, 
     assert words in message
 
 
+def test_a_backend_that_is_not_installed_is_a_finding():
+    ((check, message, way_out),) = wrong(examine("backend=locl"))
+    assert check == "backend"
+    assert "did you mean 'local'" in message
+    assert "backend.name" in way_out
+
+
 def test_workers_that_cannot_be_created_are_named_each_with_its_own_error(monkeypatch):
     def fail(self, *arguments, **options):
         raise MemoryError("too big for this machine")

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from kapell.protocol import DataProto
+from kapell.workergroup import BackendNotFoundError, load_backend
 
 from .agreement import LARGEST_GAP, disagreements
 from .build import Prepared, build_stages, prepare, step_of
@@ -60,6 +61,7 @@ def examine_config(resolved: ResolvedConfig) -> Iterator[Finding]:
     yield mode
     if not mode.ok:
         return
+    yield from _backend_missing(resolved.config)
     yield from check_devices(resolved.config)
     small = _small(resolved.config)
     with tempfile.TemporaryDirectory() as name:
@@ -94,6 +96,13 @@ def check_mode(resolved: ResolvedConfig) -> Finding:
         return Finding("mode", str(error), "correct the key that is named; `kapell config` shows all")
     step = step_of(resolved.config)
     return Finding("mode", f"{getattr(step, '__name__', step)}: {reason_of_step(resolved.config)}")
+
+
+def _backend_missing(config: Config) -> Iterator[Finding]:
+    try:
+        load_backend(config.backend.name)
+    except BackendNotFoundError as error:
+        yield Finding("backend", str(error), "correct backend.name, or install it; the step below runs in this process")
 
 
 def check_devices(config: Config) -> Iterator[Finding]:
