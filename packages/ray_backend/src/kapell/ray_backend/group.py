@@ -134,7 +134,9 @@ class RayWorkerGroup(WorkerGroup):
             raise EndedSessionError("a worker of worker_handles")
         try:
             asked = [actor.facts.remote() for actor in actors]
-        except Exception as error:  # Ray has no class for it
+        except Exception as error:
+            if type(error) is not Exception:  # Ray has no class for an actor of another session
+                raise
             raise EndedSessionError("a worker of worker_handles") from error
         facts = ray.get(asked)
         if cls_with_init is None:
