@@ -189,12 +189,14 @@ def run_benchmark(
                 result.missing[contender.name] = str(error)
         for size in benchmark.quick_sizes if quick else benchmark.sizes:
             say(_size_text(size))
+            for contender in [contender for contender in running if _outgrown(contender, benchmark, size)]:
+                running.remove(contender)
+                _close(contender, servers, result)
+                if contender.site not in {other.site for other in running}:
+                    servers.pop(contender.site).close()  # gives its memory back to those that go on
             _measure_size(benchmark, size, running, servers, result, warmups=1 if quick else benchmark.warmups)
         for contender in reversed(running):
-            try:
-                servers[contender.site].ask("close", name=contender.name)
-            except ServerError as error:
-                result.missing.setdefault(contender.name, f"when closing: {error}")
+            _close(contender, servers, result)
     result.seconds = time.perf_counter() - began
     return result
 
@@ -214,16 +216,12 @@ def _measure_size(
         except ServerError as error:
             result.missing[contender.name] = f"at {_size_text(size)}: {error}"
             running.remove(contender)
-            taking_part.remove(contender)
             return None
 
-    taking_part = [
-        contender for contender in running if contender.max_size is None or size[benchmark.axis] <= contender.max_size
-    ]
-    for contender in list(taking_part):
+    for contender in list(running):
         try_ask(contender, "prepare", timeout=_START_SECONDS, size=dict(size))
     for number in range(warmups + result.rounds):
-        for contender in list(taking_part):
+        for contender in list(running):
             numbers = try_ask(contender, "round")
             if numbers is None or number < warmups:
                 continue
@@ -233,6 +231,17 @@ def _measure_size(
                     series = Series(contender.name, dict(size), metric, [])
                     result.series.append(series)
                 series.values.append(value)
+
+
+def _close(contender: Contender, servers: Mapping[str, Server], result: Result) -> None:
+    try:
+        servers[contender.site].ask("close", name=contender.name)
+    except ServerError as error:
+        result.missing.setdefault(contender.name, f"when closing: {error}")
+
+
+def _outgrown(contender: Contender, benchmark: Benchmark, size: Size) -> bool:
+    return contender.max_size is not None and size[benchmark.axis] > contender.max_size
 
 
 def _size_text(size: Size) -> str:

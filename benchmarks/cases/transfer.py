@@ -21,7 +21,8 @@ ECHO = Benchmark(
         Contender("plain Ray, copied", f"{_PLAIN}:PlainEcho", {"private": True}),
         Contender("plain Ray, views", f"{_PLAIN}:PlainEcho", {"private": False}),
         Contender("verl", f"{_VERL}:VerlEcho", site="verl"),
-        Contender("TransferQueue", "benchmarks.contenders.queue_echo:QueueEcho", site="transferqueue"),
+        # At 256 MB its processes fill 24 GiB, and everyone else's echo waits for memory.
+        Contender("TransferQueue", "benchmarks.contenders.queue_echo:QueueEcho", site="transferqueue", max_size=64),
         Contender(
             "Monarch",
             f"{_MONARCH}:MeshEcho",
