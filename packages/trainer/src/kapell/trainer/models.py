@@ -77,9 +77,17 @@ def new_model_config(
         if not hasattr(known, name):
             raise ValueError(f"the configuration of {model_type!r} has no field {name!r}")
     try:
+        _require_numbers(known, override_config or {})
         return AutoConfig.for_model(model_type, **{**shape, **(override_config or {})})
     except Exception as error:  # each version of transformers has another kind for a value of the wrong type
         raise ValueError(f"no configuration of {model_type!r} with {override_config or shape}: {error}") from error
+
+
+def _require_numbers(known: PreTrainedConfig, values: Mapping[str, Any]) -> None:
+    """Refuse what is no number where the configuration has one; transformers does so in its later versions only."""
+    for name, value in values.items():
+        if isinstance(getattr(known, name, None), int | float) and not isinstance(value, int | float | None):
+            raise TypeError(f"{name} is a number, got {value!r}")
 
 
 def load_config_of(folder: str | Path, override_config: Mapping[str, Any] | None = None) -> PreTrainedConfig:
@@ -90,6 +98,8 @@ def load_config_of(folder: str | Path, override_config: Mapping[str, Any] | None
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} is not a Hugging Face model folder: it has no config.json")
     try:
+        if override_config:
+            _require_numbers(AutoConfig.from_pretrained(path, local_files_only=True), override_config)
         return AutoConfig.from_pretrained(path, local_files_only=True, **(override_config or {}))
     except Exception as error:
         changes = f" with {override_config}" if override_config else ""
