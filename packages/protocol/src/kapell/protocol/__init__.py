@@ -1,5 +1,6 @@
 """Batches for reinforcement learning on language models: `DataProto` by verl's names, with its seams repaired."""
 
+from kapell.protocol.columns.spare import release_spare_memory
 from kapell.protocol.config import DataProtoConfig
 from kapell.protocol.dataproto import DataProto, DataProtoItem, collate_fn, list_of_dict_to_dict_of_list
 from kapell.protocol.disk import BatchFileError, UnsafeValueError
@@ -49,6 +50,7 @@ __all__ = [
     "pack",
     "pad_dataproto_to_divisor",
     "register_meta_policy",
+    "release_spare_memory",
     "serialize_single_tensor",
     "serialize_tensordict",
     "unfold_batch_dim",

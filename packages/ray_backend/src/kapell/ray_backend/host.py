@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from kapell.workergroup import CallRunner, ClassWithInitArgs, keep_freed_memory
+from kapell.workergroup import CallRunner, ClassWithInitArgs
 
 from .borrowing import borrow_always
 from .calling import opened_call, opened_name, packed_answer
@@ -47,7 +47,6 @@ class WorkerHost:
     """One worker process. Ray gives it its place first; its rank follows from that."""
 
     def __init__(self, title: str) -> None:
-        keep_freed_memory()
         self._title = title
         self._runner: CallRunner | None = None
         self._claim: PortClaim | None = None
