@@ -10,14 +10,14 @@ import ray
 import torch
 
 from kapell.decorators import Dispatch, Reduction, register
-from kapell.protocol import DataProto
+from kapell.protocol import DataProto, release_spare_memory
 from kapell.ray_backend import RayBackend
 from kapell.workergroup import ClassWithInitArgs, Worker
 
 from ..timing import seconds_once, seconds_per_call
 from .batches import checked, float_columns
 from .light_workers import LightWorker
-from .memory import peaks
+from .memory import group_peaks
 from .ray_session import restart_ray, start_ray
 
 
@@ -157,18 +157,13 @@ class KapellMemory(KapellEcho):
         self.prepare_batch(megabytes)
 
     def round(self) -> dict[str, float]:
-        return peaks(
-            self._fresh,
-            sum(column.nbytes for column in self._batch.batch.values()),
-            sending=lambda: self._group.take(self._batch),
-            to_all=lambda: self._group.weigh(self._batch),
-            echo=lambda: self._group.echo(self._batch),
-        )
+        return group_peaks(self._fresh, self._batch)
 
-    def _fresh(self) -> list[int]:
+    def _fresh(self) -> Any:
         self.close()
         restart_ray()
-        return self.make(4).pid()
+        release_spare_memory()  # so that it counts anew
+        return self.make(4)
 
 
 class KapellToAll(KapellGroup):

@@ -6,9 +6,9 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-__all__ = ["PeakMemory", "peaks"]
+__all__ = ["PeakMemory", "group_peaks", "peaks"]
 
 _INTERVAL = 0.005  # seconds between two looks; a phase of a 256 MB transfer takes tens of milliseconds
 
@@ -35,6 +35,24 @@ def peaks(
         echo()
         numbers["echo: all processes and store"] = memory.total_peak() / nbytes
     return numbers
+
+
+def group_peaks(fresh: Callable[[], Any], batch: Any) -> dict[str, float]:
+    """The `peaks` of a group's calls with a DataProto; ``fresh`` gives the group of a new session."""
+    group: Any = None
+
+    def start() -> Sequence[int]:
+        nonlocal group
+        group = fresh()
+        return group.pid()
+
+    return peaks(
+        start,
+        sum(column.nbytes for column in batch.batch.values()),
+        sending=lambda: group.take(batch),
+        to_all=lambda: group.weigh(batch),
+        echo=lambda: group.echo(batch),
+    )
 
 
 class PeakMemory:

@@ -15,7 +15,7 @@ def start_ray() -> None:
             num_cpus=16,
             include_dashboard=False,
             log_to_driver=False,
-            object_store_memory=3_000_000_000,
+            object_store_memory=1_500_000_000,
         )
 
 

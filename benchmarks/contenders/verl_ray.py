@@ -14,7 +14,7 @@ from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePoo
 
 from ..timing import seconds_once, seconds_per_call
 from .batches import checked, float_columns
-from .memory import peaks
+from .memory import group_peaks
 from .ray_session import restart_ray, start_ray
 
 
@@ -103,18 +103,12 @@ class VerlMemory(VerlEcho):
         self.prepare_batch(megabytes)
 
     def round(self) -> dict[str, float]:
-        return peaks(
-            self._fresh,
-            sum(column.nbytes for column in self._batch.batch.values()),
-            sending=lambda: self._group.take(self._batch),
-            to_all=lambda: self._group.weigh(self._batch),
-            echo=lambda: self._group.echo(self._batch),
-        )
+        return group_peaks(self._fresh, self._batch)
 
-    def _fresh(self) -> list[int]:
+    def _fresh(self) -> Any:
         self._group = None
         restart_ray()
-        return self.make(4).pid()
+        return self.make(4)
 
 
 class VerlToAll(VerlGroup):
