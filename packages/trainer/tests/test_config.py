@@ -1,4 +1,8 @@
 import re
+from dataclasses import is_dataclass
+from itertools import cycle
+from types import GenericAlias
+from typing import ClassVar, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -61,18 +65,56 @@ def test_a_reference_to_another_key_is_resolved():
         ("data.seed=-1", "data.seed must not be negative, got -1"),
         ("algorithm.kl_ctrl.kl_coef=-1", "algorithm.kl_ctrl.kl_coef must not be negative, got -1.0"),
         ("actor_rollout_ref.rollout.server.retries=-1", "server.retries must not be negative, got -1"),
-        ("reward.fallback_score=nan", "reward.fallback_score is not a number"),
         ("trainer.val_before_train=3", "trainer.val_before_train: expected true or false, got 3"),
         ("trainer.val_before_train='3'", "trainer.val_before_train: expected true or false, got '3'"),
         ("trainer.seed=???", "trainer.seed: ??? stands for a value that is missing"),
         ("actor_rollout_ref.actor.optim.betas=[0.9]", "actor_rollout_ref.actor.optim.betas: expected 2 values"),
         ("data.train_files=[a.jsonl, 007]", "data.train_files: expected a text, and YAML reads the int 7"),
-        ("actor_rollout_ref.rollout.temperature=nan", "actor_rollout_ref.rollout.temperature is not a number"),
+        ("trainer.seed=" + 5000 * "9", "is not valid YAML: Exceeds the limit"),
     ],
 )
 def test_a_wrong_override_says_what_is_wrong_and_what_was_meant(override, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_config(overrides=[override])
+
+
+_SHAPES = {int: "{}", float: "{}", tuple: "[0.9,{}]", dict: "{{a: {{b: [1, {}]}}}}"}
+
+
+_NOT_FINITE = [".nan", "-.inf", ".inf", "1e400", 400 * "9"]
+
+
+def test_a_number_that_is_not_finite_is_refused_wherever_one_is_taken():
+    """Comparisons with NaN are false, and infinity passes most of them: they would end as a loss of NaN."""
+    takes = {key: kind for key, kind in _kinds(Config) if kind in _SHAPES}
+    assert {*_SHAPES} == {*takes.values()}
+    for (key, kind), value in zip(takes.items(), cycle(_NOT_FINITE)):
+        with pytest.raises(ConfigError) as caught:
+            load_config(overrides=[f"{key}={_SHAPES[kind].format(value)}"])
+        expected = r"expected a (finite number, got -?(inf|nan)|number of at most 64 bits, got 9+) \(command line\)"
+        assert re.fullmatch(rf"{re.escape(key)}[.ab]*: {expected}", str(caught.value))
+
+
+def _kinds(cls, prefix=""):
+    """Each dotted key with its type, or the first that it may have."""
+    for name, kind in get_type_hints(cls).items():
+        if is_dataclass(kind):
+            yield from _kinds(kind, f"{prefix}{name}.")
+        elif get_origin(kind) is not ClassVar:
+            yield f"{prefix}{name}", get_origin(kind) if isinstance(kind, GenericAlias) else (*get_args(kind), kind)[0]
+
+
+def test_a_text_that_is_read_as_a_number_is_refused_where_that_is_not_finite():
+    with pytest.raises(ConfigError, match=r"optim\.lr: expected a finite number, got inf \(command line\)"):
+        load_config(overrides=["actor_rollout_ref.actor.optim.lr='inf'"])
+
+
+def test_an_infinite_number_behind_a_reference_is_refused_with_the_key_that_has_it(tmp_path):
+    (tmp_path / "mine.yaml").write_text("reward:\n  fallback_score: ${trainer.project_name}\n")
+    with pytest.raises(
+        ConfigError, match=r"reward\.fallback_score: expected a finite number, got inf \(.*mine\.yaml\)"
+    ):
+        load_config([tmp_path / "mine.yaml"], ["trainer.project_name=inf"])
 
 
 @pytest.mark.parametrize("text", ["007", "yes", "1e3", "12:30:45", "0x10", "1.50"])

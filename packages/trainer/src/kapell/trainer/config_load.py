@@ -25,6 +25,7 @@ _COMMAND_LINE = "command line"
 _TWO_BOUNDS = r"[0-9.]+_[0-9.]+"  # YAML would read 0.5_2 as the number 0.52
 _BOUNDS_IN_FILE = re.compile(rf"(:\s+)({_TWO_BOUNDS})(?=\s*(?:[,}}#]|$))", re.MULTILINE)
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]+")
+_LARGEST_BITS = 63  # and a sign: what torch takes as a seed or a size
 _MISSING = "???"  # OmegaConf's mark of a value that is still to come, which it would leave out without a word
 
 
@@ -79,6 +80,8 @@ def load_config(files: Sequence[str | Path] = (), overrides: Sequence[str] = ())
         values: Any = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
         raise _type_error(error, "interpolation") from error
+    for key, value in _leaves(values):  # once more: OmegaConf reads the text 'inf' as a number, and follows references
+        _check_finite(key, value, origins.get(key, "default"))
     return ResolvedConfig(_build(Config, values, ""), values, origins)
 
 
@@ -112,7 +115,7 @@ def _as_mapping(parse: Callable[[], Any], what: str) -> Mapping[str, Any]:
     """What the parser reads, as plain containers; its error in terms of ``what``."""
     try:
         layer: Any = OmegaConf.to_container(parse())
-    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, ValueError, OmegaConfBaseException) as error:
         raise ConfigError(f"{what} is not valid YAML: {error}") from error
     if not isinstance(layer, dict):
         raise ConfigError(f"{what} must hold groups such as `trainer:`, got a {type(layer).__name__}")
@@ -151,6 +154,7 @@ def _check_value(key: str, kind: Any, value: Any, origin: str) -> None:
         raise ConfigError(f"{key}: expected true or false, got {value!r} ({origin})")
     if get_origin(kind) is tuple and isinstance(value, list) and len(value) != len(get_args(kind)):
         raise ConfigError(f"{key}: expected {len(get_args(kind))} values, got {value!r} ({origin})")
+    _check_finite(key, value, origin)
     if _takes_text(kind):
         for text in value if isinstance(value, list) else [value]:
             if text is not None and not isinstance(text, str | Mapping | list):
@@ -158,6 +162,20 @@ def _check_value(key: str, kind: Any, value: Any, origin: str) -> None:
                     f"{key}: expected a text, and YAML reads the {type(text).__name__} {text!r}; write it in quotes "
                     f"({origin})"
                 )
+
+
+def _check_finite(key: str, value: Any, origin: str) -> None:
+    """Refuse infinite numbers and NaN, which few comparisons would, and those that have no place in 64 bits."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _check_finite(f"{key}.{name}", inner, origin)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_finite(key, inner, origin)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key}: expected a finite number, got {value} ({origin})")
+    elif isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
+        raise ConfigError(f"{key}: expected a number of at most 64 bits, got {value} ({origin})")
 
 
 def _means_truth(value: Any) -> bool:
@@ -222,9 +240,6 @@ def _expected(key: str) -> str:
 def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     """An instance of the group, built from the inside out so that an error carries its group's name."""
     hints = get_type_hints(cls)
-    for name, value in values.items():
-        if isinstance(value, float) and math.isnan(value):  # no comparison would refuse it
-            raise ConfigError(f"{prefix}{name} is not a number; expected one")
     built = {
         name: _build(hints[name], value, f"{prefix}{name}.") if is_dataclass(hints[name]) else value
         for name, value in values.items()
