@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.activations import FastGELUActivation, NewGELUActivation
 
 __all__ = [
     "allow_recomputation",
@@ -135,7 +136,16 @@ def _build(auto_class: Any, config: PreTrainedConfig, folder: str | Path | None,
             model = auto_class.from_pretrained(
                 Path(folder).expanduser(), config=config, dtype=torch.float32, local_files_only=True
             )
-    return model.eval()
+    return _with_fused_activations(model).eval()
+
+
+def _with_fused_activations(model: PreTrainedModel) -> PreTrainedModel:
+    """Compute GELU's approximation by tanh in torch's one operation: transformers takes nine, a quarter of a pass."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation | FastGELUActivation):
+                setattr(module, name, nn.GELU(approximate="tanh"))
+    return model
 
 
 def allow_recomputation(model: PreTrainedModel) -> None:
