@@ -198,7 +198,7 @@ def test_few_rows_at_once_sample_the_same_in_the_same_places(policy, max_num_seq
     shapes = []
     policy.register_forward_pre_hook(lambda _m, args: shapes.append(tuple(args[0].shape)))
     whole = SamplerEngine(policy, [1], 0).generate(request)
-    assert shapes[0] == (5, 5), "equal neighbours are computed once"
+    assert shapes[0] == (4, 5), "equal prompts are computed once"
     shapes.clear()
     parts = SamplerEngine(policy, [1], 0, max_num_seqs=max_num_seqs).generate(request)
     assert max(rows for rows, _ in shapes) <= max_num_seqs

@@ -25,6 +25,7 @@ __all__ = [
     "allow_recomputation",
     "build_policy",
     "build_value_model",
+    "computes_again",
     "drawn_from",
     "has_dropout",
     "load_config_of",
@@ -158,6 +159,11 @@ def allow_recomputation(model: PreTrainedModel) -> None:
         model.activation_checkpointing_enable(options)
     else:
         model.gradient_checkpointing_enable(options)
+
+
+def computes_again(model: nn.Module) -> bool:
+    """Whether `allow_recomputation` was called."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 def has_dropout(model: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """Samples responses with a KV cache, each from a random stream of its own, so that batching never changes a sample."""
 
-# B rows (prompts times samples), U different prompts, P padded prompt tokens, T response tokens, V vocabulary
+# B rows (prompts times samples), P padded prompt tokens, T response tokens, V vocabulary
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from .algorithms import log_probs_from_logits, position_ids
+from .prefill import different_rows, prefill
 from .stop_strings import StopStrings
 
 __all__ = ["Rollout", "Sampling", "filter_logits", "sample", "sample_streams"]
@@ -105,7 +106,7 @@ def sample(
 ) -> Rollout:
     """Continue each left-padded prompt until an end-of-sequence token, a stop string or the width of ``uniforms_BT``.
 
-    Neighbouring rows with the same prompt share its prefill; rows that have ended leave the model's batch.
+    Rows with the same prompt share its prefill; rows that have ended leave the model's batch.
     """
     num_rows, length = uniforms_BT.shape
     device = input_ids_BP.device
@@ -117,8 +118,10 @@ def sample(
         return Rollout(responses_BT, mask_BT, log_probs_BT)
     eos = torch.tensor(sorted(eos_token_ids), device=device)
     start = int(attention_mask_BP.any(0).int().argmax())  # columns before it are padding in all rows
-    logits_RV, cache = _prefill(model, input_ids_BP[:, start:], attention_mask_BP[:, start:])
-    attention_RL = torch.cat([attention_mask_BP[:, start:], torch.ones_like(responses_BT)], dim=1)
+    ids_BP, mask_BP = input_ids_BP[:, start:], attention_mask_BP[:, start:]
+    prompts = {"input_ids": ids_BP, "attention_mask": mask_BP, "position_ids": position_ids(mask_BP)}
+    logits_RV, cache = prefill(model, prompts, different_rows(ids_BP, mask_BP))
+    attention_RL = torch.cat([mask_BP, torch.ones_like(responses_BT)], dim=1)
     next_position_R = attention_mask_BP.sum(-1)
     prompt_length = input_ids_BP.shape[1] - start
     rows_R = torch.arange(num_rows, device=device)  # R: the rows that are still in the model's batch
@@ -148,22 +151,3 @@ def sample(
         )
         logits_RV = output.logits[:, -1]
     return Rollout(responses_BT, mask_BT, log_probs_BT)
-
-
-def _prefill(model: PreTrainedModel, input_ids_BP: Tensor, attention_mask_BP: Tensor) -> tuple[Tensor, DynamicCache]:
-    """Next-token logits ``(B, V)`` and the cache of all rows; each run of equal prompts is computed once."""
-    both_B2P = torch.cat([input_ids_BP, attention_mask_BP], dim=1)
-    unique_U2P, prompt_of_row_B = torch.unique_consecutive(both_B2P, dim=0, return_inverse=True)
-    ids_UP, mask_UP = unique_U2P.chunk(2, dim=1)
-    cache = DynamicCache(config=model.config)
-    output = model(
-        ids_UP,
-        attention_mask=mask_UP,
-        position_ids=position_ids(mask_UP),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    if len(unique_U2P) < len(both_B2P):
-        cache.batch_select_indices(prompt_of_row_B)
-    return output.logits[prompt_of_row_B, -1], cache

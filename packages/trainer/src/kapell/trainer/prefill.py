@@ -1,0 +1,78 @@
+"""Prompts through a model, each different one once, with a cache for all rows that continue them."""
+
+# B rows, U different prompts, P padded prompt tokens, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from transformers import DynamicCache, PreTrainedModel
+
+from .models import computes_again, has_dropout
+
+__all__ = ["DifferentRows", "different_rows", "prefill", "sharing_pays"]
+
+_LEAST_SHARE = 0.25  # of all tokens
+_LEAST_TOKENS = 256  # below it the second pass costs more, even through the smallest model
+
+
+class DifferentRows(NamedTuple):
+    """Which rows of a batch differ."""
+
+    rows: Tensor
+    """``(U,)``: the first row of each kind."""
+    kind_of_row: Tensor
+    """``(B,)``: the place of each row's kind among them."""
+
+
+def different_rows(*columns_BP: Tensor) -> DifferentRows:
+    """The different rows of some columns together.
+
+    >>> rows, kind_of_row = different_rows(torch.tensor([[7], [5], [7]]))
+    >>> rows.tolist(), kind_of_row.tolist()
+    ([1, 0], [1, 0, 1])
+    """
+    whole_BX = torch.cat(columns_BP, dim=1)
+    different_UX, kind_of_row_B = torch.unique(whole_BX, dim=0, return_inverse=True)
+    numbers_B = torch.arange(len(whole_BX), device=whole_BX.device)
+    rows_U = numbers_B.new_zeros(len(different_UX)).scatter_reduce(
+        0, kind_of_row_B, numbers_B, "amin", include_self=False
+    )
+    return DifferentRows(rows_U, kind_of_row_B)
+
+
+def sharing_pays(model: PreTrainedModel, different: DifferentRows, *, num_prompt: int, width: int) -> bool:
+    """Whether to compute different prompts of ``num_prompt`` tokens apart from rows of ``width`` that begin with them.
+
+    Not where it saves little, nor where rows must not share: under dropout, whose noise is each row's own, with
+    activations that are computed again, which excludes a cache, and for a model in parts, in whose passes ranks meet.
+    """
+    num_rows = len(different.kind_of_row)
+    saved = (num_rows - len(different.rows)) * num_prompt
+    if saved < max(_LEAST_TOKENS, _LEAST_SHARE * num_rows * width) or isinstance(model, FSDPModule):
+        return False
+    return not model.training or not (has_dropout(model) or computes_again(model))
+
+
+def prefill(
+    model: PreTrainedModel, prompts: Mapping[str, Tensor], different: DifferentRows
+) -> tuple[Tensor, DynamicCache]:
+    """Next-token logits ``(B, V)`` and the cache of all rows; gradients flow through both.
+
+    ``prompts`` are ``input_ids``, ``attention_mask`` and ``position_ids``, ``(B, P)`` each, padded on the left.
+    """
+    cache = DynamicCache(config=model.config)
+    inputs = {name: column_BP[different.rows] for name, column_BP in prompts.items()}
+    output = model(
+        inputs.pop("input_ids"),
+        **inputs,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    cache.batch_select_indices(different.kind_of_row)
+    return output.logits[different.kind_of_row, -1], cache
