@@ -1,8 +1,12 @@
 """Calls as bytes: what goes in comes out, and what Ray must see goes beside them. No Ray is started."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kapell.protocol import DataProto
 from kapell.ray_backend.calling import (
@@ -17,7 +21,7 @@ from kapell.ray_backend.calling import (
     packed_call,
 )
 from kapell.ray_backend.numbering import CallNumbers, number_of_task
-from kapell.ray_backend.shipping import Shipped
+from kapell.ray_backend.shipping import Shipped, pack, unpack
 from kapell.workergroup import RankCall, RunTime
 
 
@@ -75,6 +79,26 @@ def test_many_small_values_go_beside_the_bytes_once_these_are_full():
     assert [array[0] for array in args] == [0, 1, 2, 3]
     for array in args:
         array[:] = 0
+
+
+class Holder:
+    def __init__(self, *arrays):
+        self.arrays = arrays
+
+
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=5), st.integers(0, 300), st.booleans())
+def test_whatever_stays_in_the_pickle_arrives_private_and_writable(sizes, room, within):
+    arrays = [np.full(size, number, dtype=np.uint8) for number, size in enumerate(sizes)]
+    arrays[0].flags.writeable = False
+    packed = pack(Holder(*arrays) if within else arrays, room=room)
+    kept = list(itertools.takewhile(lambda total: total <= room, itertools.accumulate(sizes)))
+    assert sum(buffer.raw().nbytes for buffer in packed.buffers) == sum(sizes) - (kept[-1] if kept else 0)
+    sent = [buffer.raw().tobytes() for buffer in packed.buffers]
+    for _ in range(2):
+        arrived = unpack(packed.head, packed.private, sent)
+        for array, other in zip(arrays, arrived.arrays if within else arrived, strict=True):
+            assert np.array_equal(array, other)
+            other += 100
 
 
 def test_an_argument_is_packed_once_for_all_ranks():

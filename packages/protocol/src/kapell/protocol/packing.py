@@ -93,7 +93,7 @@ class Packing:
 
     def _body(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _ATOMS:
+        if kind in _ATOMS or (kind is dict and not value):
             return value
         pack = _PACKERS.get(kind)
         if pack is None:

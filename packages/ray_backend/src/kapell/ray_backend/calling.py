@@ -54,7 +54,7 @@ def pack_argument(value: Any, *, read_only: bool = False) -> Any:
     if isinstance(value, ray.ObjectRef) or is_future(value):
         return value
     try:
-        packed = pack(value, read_only=read_only)
+        packed = pack(value, read_only=read_only, room=_INLINE_BYTES)
     except HoldsReferencesError:
         return shipped(value, read_only=read_only)
     nbytes = packed.nbytes
@@ -117,7 +117,7 @@ def packed_answer(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     try:
-        packed = pack(value)
+        packed = pack(value, room=_INLINE_BYTES)
     except HoldsReferencesError:
         return shipped(value)
     nbytes = packed.nbytes

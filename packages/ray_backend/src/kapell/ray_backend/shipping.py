@@ -48,14 +48,15 @@ class Packed(NamedTuple):
         return len(self.head) + sum(buffer.raw().nbytes for buffer in self.buffers)
 
 
-def pack(value: Any, *, references: bool = False, read_only: bool = False) -> Packed:
+def pack(value: Any, *, references: bool = False, read_only: bool = False, room: int = 0) -> Packed:
     """Pickle ``value`` without copying its buffers. Classes and functions that workers cannot import go by value.
 
-    With ``read_only`` its arrays and tensors arrive as views of the buffers that refuse to be written. Raises
-    `HoldsReferencesError` for a value with Ray references inside, unless Ray itself is asking (``references``).
+    The first buffers, as long as there is ``room`` for their bytes, may be in the pickle itself, which is faster where
+    they are small. With ``read_only`` its arrays and tensors arrive as views of the buffers that refuse to be written.
+    Raises `HoldsReferencesError` for a value with Ray references inside, unless Ray itself is asking (``references``).
     """
     stream = io.BytesIO()
-    buffers: list[pickle.PickleBuffer] = []
+    buffers = _Apart(room if _WIRE in sys.modules else 0)  # numpy alone gives views of the pickle, some not writable
     if _WIRE in sys.modules:
         # A whole container at once shares memory that appears twice.
         value, plain = sys.modules[_WIRE].pack(value, read_only=read_only), is_borrowable(value)
@@ -63,12 +64,27 @@ def pack(value: Any, *, references: bool = False, read_only: bool = False) -> Pa
         plain = False
     if plain:
         # Nothing of the user's inside: no class needs a look at whether workers can import it.
-        pickle.Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+        pickle.Pickler(stream, protocol=5, buffer_callback=buffers).dump(value)
     else:
-        pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
+        pickler = _Pickler(stream, protocol=5, buffer_callback=buffers)
         pickler.references, pickler.read_only = references, read_only
         pickler.dump(value)
     return Packed(stream.getvalue(), read_only or "torch" in sys.modules, buffers)
+
+
+class _Apart(list[pickle.PickleBuffer]):
+    """Collects the buffers that are not kept in the pickle: from the first one on for which there is no room."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+
+    def __call__(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether pickle keeps the buffer."""
+        self._room -= buffer.raw().nbytes
+        if self._room >= 0:
+            return True
+        self.append(buffer)
+        return False
 
 
 def unpack(head: bytes, private: bool, buffers: Sequence[Any], borrowable: bool = False) -> Any:
