@@ -72,7 +72,7 @@ def test_what_an_adapter_changes_is_shown_and_the_step_in_small_has_one(monkeypa
         built.append(adapter.task_type)
         return build_with_adapter(build, adapter, seed=seed)
 
-    monkeypatch.setattr("kapell.trainer.prepare.build_with_adapter", recording)
+    monkeypatch.setattr("kapell.trainer.role_models.build_with_adapter", recording)
     found = plan(*lora)
     assert sorted(built) == ["CAUSAL_LM", "TOKEN_CLS"]
     policy, critic = (role.reason for role in found.roles)

@@ -18,8 +18,8 @@ from transformers import (
 from .checkpoint import CheckpointStore, check_checkpoint
 from .config_load import load_config
 from .lora import has_adapter, save_adapted, split_weights, weights_checksum
-from .prepare import model_builders
 from .role_checkpoint import HUGGINGFACE, check_base
+from .role_models import critic_source, policy_source
 from .run_checkpoint import CONFIG, POLICY
 from .state_files import CheckpointError, read_state
 from .tokenizer import load_tokenizer
@@ -85,8 +85,8 @@ def _adapted(
         paths = [f"actor_rollout_ref.model.path={base}", f"critic.model.path={base if own else 'null'}"]
         config = load_config([checkpoint / CONFIG], paths).config
     try:
-        policy, critic = model_builders(config, tokenizer)
-        adapted = policy() if role == POLICY else critic()
+        policy = policy_source(config, tokenizer)
+        adapted = policy() if role == POLICY else critic_source(config, policy)()
     except FileNotFoundError as error:
         raise CheckpointError(
             checkpoint, f"its base model is not here ({error}); say where it is with --base"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .data import encode_prompt, pad_left
-from .models import build_policy, load_config_of
+from .models import build_policy, load_config_of, num_positions
 from .rollout_engine import RolloutRequest, SamplerEngine
 from .rows import PromptRow
 from .sampler import Sampling
@@ -30,7 +30,7 @@ def generate_texts(
     model = build_policy(config, folder=folder)
     rows = [PromptRow(prompt, ground_truth=None, data_source="", origin=f"prompt {prompt!r}") for prompt in prompts]
     ids_BP, mask_BP = pad_left([encode_prompt(row, tokenizer) for row in rows], tokenizer.pad_token_id)
-    room = getattr(config, "max_position_embeddings", ids_BP.shape[1] + max_new_tokens) - ids_BP.shape[1]
+    room = (num_positions(config) or ids_BP.shape[1] + max_new_tokens) - ids_BP.shape[1]
     if room < 1:
         raise ValueError(f"the longest prompt has {ids_BP.shape[1]} tokens, which leaves the model no room to answer")
     engine = SamplerEngine(model, [tokenizer.eos_token_id], tokenizer.pad_token_id, tokenizer)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +23,7 @@ __all__ = [
     "ADAPTER",
     "Adapter",
     "build_with_adapter",
+    "check_targets",
     "has_adapter",
     "save_adapted",
     "split_weights",
@@ -32,6 +35,7 @@ ADAPTER = "lora_adapter"
 """Folder, in that of a saved model, with the adapter alone, which ``peft.PeftModel.from_pretrained`` reads."""
 
 _HEADS = ["classifier", "score"]  # of a value model; they are new, so peft trains them whole
+_MATRIX = 2  # dimensions of what has a low-rank change
 _UNUSED = ".original_module."  # the drawn head that peft keeps beside the trained one
 
 
@@ -68,6 +72,30 @@ def build_with_adapter(build: Callable[[], PreTrainedModel], adapter: Adapter, *
     model = build()
     with drawn_from(seed):
         return peft.get_peft_model(model, config).eval()
+
+
+def check_targets(model: PreTrainedModel, adapter: Adapter) -> None:
+    """Raise ``ValueError`` where the adapter asks for modules that the model does not have.
+
+    The model, best one on the device "meta", gets the adapter and is of no use afterwards.
+    """
+    targets, module_names = adapter.target_modules, [name for name, _ in model.named_modules() if name]
+    known = sorted({name.rpartition(".")[2] for name in module_names if _takes_adapter(model.get_submodule(name))})
+    for target in [] if isinstance(targets, str) else targets:
+        if not any(f".{name}".endswith(f".{target}") for name in module_names):
+            close = get_close_matches(target, known, n=3)
+            hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+            raise ValueError(f"target_modules: the model has no module {target!r}; {hint}it has: {', '.join(known)}")
+    try:
+        with torch.device("meta"):
+            build_with_adapter(lambda: model, adapter, seed=1)
+    except (ValueError, re.error) as error:
+        how = "a text is a regular expression of a module's whole name; " if isinstance(targets, str) else ""
+        raise ValueError(f"target_modules={targets}: {error}; {how}the model has: {', '.join(known)}") from error
+
+
+def _takes_adapter(module: nn.Module) -> bool:
+    return getattr(getattr(module, "weight", None), "ndim", 0) == _MATRIX
 
 
 def has_adapter(model: PreTrainedModel) -> bool:

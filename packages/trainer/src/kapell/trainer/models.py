@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,17 @@ from transformers import (
 from transformers.activations import FastGELUActivation, NewGELUActivation
 
 __all__ = [
+    "LongestRow",
     "allow_recomputation",
     "build_policy",
     "build_value_model",
+    "check_length",
     "computes_again",
     "drawn_from",
     "has_dropout",
     "load_config_of",
     "new_model_config",
+    "num_positions",
     "training_mode",
 ]
 
@@ -106,6 +110,39 @@ def load_config_of(folder: str | Path, override_config: Mapping[str, Any] | None
     except Exception as error:
         changes = f" with {override_config}" if override_config else ""
         raise ValueError(f"no usable model configuration in {path}{changes}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongestRow:
+    """The longest row of a run, in tokens."""
+
+    prompt: int
+    """Its prompt."""
+    response: int
+    """Its response, ``data.max_response_length``."""
+
+
+def num_positions(config: PreTrainedConfig) -> int | None:
+    """How many tokens a row may have; None for a model without such a limit.
+
+    Of rotary positions that are stretched by a factor it is that many times their original number.
+    """
+    positions = getattr(config, "max_position_embeddings", None)  # also what GPT-2 calls n_positions
+    if positions is None or positions < 1:
+        return None
+    rope = getattr(config, "rope_parameters", None) or {}
+    return max(positions, int((rope.get("factor") or 1) * (rope.get("original_max_position_embeddings") or positions)))
+
+
+def check_length(config: PreTrainedConfig, row: LongestRow) -> None:
+    """Raise ``ValueError`` where the model has fewer positions than the row has tokens."""
+    positions, tokens = num_positions(config), row.prompt + row.response
+    if positions is not None and positions < tokens:
+        raise ValueError(
+            f"the model has {positions} positions (max_position_embeddings), below the {tokens} tokens of a row: the "
+            f"longest prompt has {row.prompt}, and data.max_response_length is {row.response}; lower that, shorten "
+            "prompts by data.max_prompt_length and data.truncation, or take a model with more positions"
+        )
 
 
 def build_policy(config: PreTrainedConfig, *, folder: str | Path | None = None, seed: int = 1) -> PreTrainedModel:

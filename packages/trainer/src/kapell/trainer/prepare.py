@@ -8,28 +8,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kapell.workergroup import load_backend
 
 from .batch_sizes import check_token_budgets
 from .choices import check_algorithms
-from .config import Config, CriticModelConfig, ModelConfig
+from .config import Config
 from .data import PromptDataset, PromptLoader
-from .lora import Adapter, build_with_adapter
-from .models import build_policy, build_value_model, load_config_of, new_model_config
+from .models import LongestRow, load_config_of
 from .optimizers import check_optimizer
 from .reward_model import check_reward_model
 from .reward_terms import build_reward
+from .role_models import critic_source, policy_source, reference_source
 from .rows import PromptRow, read_rows
 from .scoring import Scorer
 from .tasks import reverse_digits
 from .tokenizer import build_character_tokenizer, load_tokenizer
 from .validation import check_metric
 
-__all__ = ["Prepared", "model_builders", "prepare"]
+__all__ = ["Prepared", "prepare"]
 
 _logger = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
         truncation=data.truncation,
         template_options=data.apply_chat_template_kwargs,
     )
-    train = encode(train_rows)
+    train, val = encode(train_rows), encode(val_rows) if val_rows else None
     if train.num_filtered:
         _logger.warning(
             "%d of %d training prompts are left out: more than data.max_prompt_length=%d tokens",
@@ -104,19 +103,25 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
     if config.trainer.total_epochs is not None:
         total_steps = min(total_steps, loader.steps_in(config.trainer.total_epochs))
     sources = list(dict.fromkeys(row.data_source for row in [*train_rows, *val_rows]))
+    policy, reference = policy_source(config, tokenizer), reference_source(config, tokenizer)
+    critic = critic_source(config, policy)
+    row = LongestRow(prompt=max(train.longest, val.longest if val else 0), response=data.max_response_length)
+    for source in (policy, critic if config.use_critic else None, reference):
+        if source is not None:
+            source.check(row)
     if (model := config.reward.reward_model).enable:
-        check_reward_model(str(model.path), vocab_size=None if model.use_own_tokenizer else len(tokenizer))
-    policy, critic = model_builders(config, tokenizer)
+        own = model.use_own_tokenizer
+        check_reward_model(str(model.path), vocab_size=None if own else len(tokenizer), row=None if own else row)
     return Prepared(
         config=config,
         tokenizer=tokenizer,
         train=train,
-        val=encode(val_rows) if val_rows else None,
+        val=val,
         loader=loader,
         scorer=Scorer(reward=build_reward(config.reward, sources), tokenizer=tokenizer),
         build_policy=policy,
         build_critic=critic,
-        build_reference=_reference_builder(config, tokenizer),
+        build_reference=reference,
         total_steps=total_steps,
     )
 
@@ -161,59 +166,3 @@ def _tokenizer(config: Config, rows: Sequence[PromptRow]) -> PreTrainedTokenizer
         return load_tokenizer(Path(folder).expanduser())
     texts = [text for row in rows for text in (row.text, str(row.ground_truth))]
     return build_character_tokenizer(set().union(*map(set, texts)))
-
-
-def model_builders(
-    config: Config, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Callable[[], PreTrainedModel], Callable[[], PreTrainedModel]]:
-    """Functions that make the policy and the value model as training finds them, each time with equal weights."""
-    model, data = config.actor_rollout_ref.model, config.data
-    if model.path is None:
-        hf_config: PreTrainedConfig = new_model_config(
-            tokenizer,
-            model_type=model.model_type,
-            hidden_size=model.hidden_size,
-            num_hidden_layers=model.num_hidden_layers,
-            num_attention_heads=model.num_attention_heads,
-            max_length=data.max_prompt_length + data.max_response_length,
-            override_config=model.override_config,
-        )
-    else:
-        hf_config = load_config_of(model.path, model.override_config)
-        _check_vocabulary(hf_config, tokenizer, model.path)
-    seed, critic_path = config.trainer.seed, config.critic.model.path
-    critic_config = load_config_of(critic_path) if critic_path else hf_config
-    policy = partial(build_policy, hf_config, folder=model.path, seed=seed)
-    critic = partial(build_value_model, critic_config, folder=critic_path or model.path, seed=seed + 1)
-    return (
-        _with_adapter(policy, model, "CAUSAL_LM", seed),
-        _with_adapter(critic, config.critic.model, "TOKEN_CLS", seed + 1),
-    )
-
-
-def _with_adapter(
-    build: Callable[[], PreTrainedModel],
-    model: ModelConfig | CriticModelConfig,
-    task_type: Literal["CAUSAL_LM", "TOKEN_CLS"],
-    seed: int,
-) -> Callable[[], PreTrainedModel]:
-    if not model.lora_rank:
-        return build
-    adapter = Adapter(
-        rank=model.lora_rank, alpha=model.lora_alpha, target_modules=model.target_modules, task_type=task_type
-    )
-    return partial(build_with_adapter, build, adapter, seed=seed)
-
-
-def _reference_builder(config: Config, tokenizer: PreTrainedTokenizerBase) -> Callable[[], PreTrainedModel] | None:
-    path = config.actor_rollout_ref.ref.model.path
-    if path is None or not config.use_reference:
-        return None
-    hf_config = load_config_of(path)
-    _check_vocabulary(hf_config, tokenizer, path)
-    return partial(build_policy, hf_config, folder=path)
-
-
-def _check_vocabulary(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, folder: str) -> None:
-    if len(tokenizer) > config.vocab_size:
-        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model in {folder} only {config.vocab_size}")

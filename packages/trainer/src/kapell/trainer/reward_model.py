@@ -20,7 +20,7 @@ from kapell.workergroup import Worker, WorkerGroup
 
 from .devices import DeviceType, moved, set_up_process
 from .micro_batches import slices
-from .models import load_config_of
+from .models import LongestRow, check_length, load_config_of, num_positions
 from .reward import RewardError
 from .reward_functions import Outcome, RewardRows, read_score
 
@@ -37,10 +37,11 @@ MODEL_SCORES = "reward_model_scores"
 """The column of the model's scores, ``(B,)``."""
 
 
-def check_reward_model(folder: str | Path, *, vocab_size: int | None = None) -> None:
+def check_reward_model(folder: str | Path, *, vocab_size: int | None = None, row: LongestRow | None = None) -> None:
     """Raise ``ValueError`` where the folder's model cannot score, before any worker loads it.
 
-    ``vocab_size`` is that of the policy's tokenizer, where the model reads the policy's tokens.
+    ``vocab_size`` is that of the policy's tokenizer and ``row`` the longest of the run, where the model reads the
+    policy's tokens.
     """
     config = load_config_of(folder)
     if config.num_labels != 1:
@@ -50,6 +51,11 @@ def check_reward_model(folder: str | Path, *, vocab_size: int | None = None) -> 
             f"the policy's tokenizer has {vocab_size} tokens, the reward model in {folder} only {config.vocab_size}; "
             "set reward.reward_model.use_own_tokenizer=true"
         )
+    if row is not None:
+        try:
+            check_length(config, row)
+        except ValueError as error:
+            raise ValueError(f"reward.reward_model.path={folder}: {error}") from None
 
 
 def build_reward_model(folder: str | Path, *, pad_token_id: int | None = None) -> PreTrainedModel:
@@ -115,7 +121,17 @@ class RewardModelWorker(Worker):
             add_special_tokens=tokenizer.chat_template is None,  # a template writes its own
             return_tensors="pt",
         )
-        return _as_column(self._logits(encode(texts[i : i + size])) for i in range(0, len(texts), size))
+        micros = (encode(texts[i : i + size]) for i in range(0, len(texts), size))
+        return _as_column(self._logits(self._within_positions(micro)) for micro in micros)
+
+    def _within_positions(self, columns: Any) -> Any:
+        tokens, positions = columns["input_ids"].shape[1], num_positions(self._model.config)
+        if positions is not None and positions < tokens:
+            raise ValueError(
+                f"a prompt with its response has {tokens} tokens by the reward model's own tokenizer, and the model "
+                f"{positions} positions; lower data.max_response_length or data.max_prompt_length"
+            )
+        return columns
 
     @torch.no_grad()
     def _logits(self, columns: Any) -> Tensor:
