@@ -309,6 +309,57 @@ def test_a_plan_of_what_cannot_run_is_refused(capsys):
     assert "did you mean" in capsys.readouterr().err
 
 
+REWARD = "reward.custom_reward_function"
+ROWS = '{"data_source": "mine", "prompt": "1", "reward_model": {"ground_truth": "1"}}'
+OBSTACLES = {
+    "no data file nowhere.jsonl": ["data.train_files=nowhere.jsonl"],
+    "no data file held_out.jsonl": ["data.train_files=rows.jsonl", "data.val_files=held_out.jsonl"],
+    "no reward belongs to data_source 'mine'": ["data.train_files=rows.jsonl"],
+    "no reward file nowhere.py": [f"{REWARD}.path=nowhere.py"],
+    "has no function 'score'; did you mean 'scored'?": [f"{REWARD}.path=mine.py", f"{REWARD}.name=score"],
+    "no model folder somewhere": REWARD_MODEL,
+    "no tokenizer folder missing": ["data.tokenizer=missing"],
+    "no model folder policy": ["actor_rollout_ref.model.path=policy"],
+    "the model has 10 positions": ["actor_rollout_ref.model.override_config.max_position_embeddings=10"],
+}
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(f"{ROWS}\n")
+    (tmp_path / "mine.py").write_text(
+        "def scored(data_source, solution_str, ground_truth, extra_info):\n    return 0.0\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", OBSTACLES)
+def test_what_would_end_the_run_before_it_starts_is_said_in_the_run_s_own_words(files, words):
+    resolved = load_config(overrides=OBSTACLES[words])
+    with pytest.raises((ValueError, OSError), match=re.escape(words)) as caught:
+        prepare(resolved.config, files)
+    found = plan_run(resolved)
+    assert found.obstacle == str(caught.value)
+    assert found.stages
+
+
+def test_a_plan_without_an_obstacle_has_none(files):
+    assert plan().obstacle is None
+    assert plan_run(load_config(overrides=["data.train_files=rows.jsonl", f"{REWARD}.path=mine.py"])).obstacle
+    sound = ["data.train_files=rows.jsonl", f"{REWARD}.path=mine.py", f"{REWARD}.name=scored"]
+    assert plan_run(load_config(overrides=sound)).obstacle is None
+
+
+def test_the_command_shows_the_plan_and_ends_with_what_is_in_its_way(files, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", "data.train_files=nowhere.jsonl"])
+    assert caught.value.code == 1
+    shown = capsys.readouterr().out
+    assert "group_step" in shown
+    assert shown.rstrip().endswith("cannot start: no data file nowhere.jsonl")
+
+
 def test_a_budget_of_tokens_that_fits_short_rows_only_can_be_planned():
     budgets = [f"{key}_max_token_len_per_gpu=4" for key in ("actor_rollout_ref.actor.ppo", "critic.forward")]
     assert plan("actor_rollout_ref.actor.use_dynamic_bsz=true", "algorithm.adv_estimator=gae", *budgets).stages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from .config_load import ResolvedConfig
 from .devices import DeviceType
 from .inactive import InactiveKey, inactive_settings
 from .observe import ObservedStage
+from .prepare import prepare
 from .stand_in import StandInRun, observe_stand_in
 
 __all__ = ["PlannedPool", "PlannedRole", "RunPlan", "plan_run", "reason_of_step"]
@@ -71,12 +73,16 @@ class RunPlan:
     """The stages of a step, in order."""
     inactive: list[InactiveKey]
     """The keys that were set and do nothing."""
+    obstacle: str | None
+    """Why a run would end before its workers start, in the run's own words: a file that is not there, a model that does
+    not fit. None where nothing is in the way."""
 
 
 def plan_run(resolved: ResolvedConfig) -> RunPlan:
     """The plan of a configuration. One step is run in small, so that roles and stages are those of the run itself.
 
-    Raises ``ValueError`` for a configuration that cannot run.
+    Data, rewards and models are then read and checked as a run does it; what is wrong with them is the plan's
+    ``obstacle``. Raises ``ValueError`` for a configuration that cannot run whatever they are.
     """
     config = resolved.config
     seen = observe_stand_in(config)
@@ -90,7 +96,17 @@ def plan_run(resolved: ResolvedConfig) -> RunPlan:
         sizes=_sizes(config),
         stages=seen.observer.stages,
         inactive=inactive_settings(resolved),
+        obstacle=_obstacle(config),
     )
+
+
+def _obstacle(config: Config) -> str | None:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            prepare(config, folder)
+        except (ValueError, OSError) as error:
+            return str(error)
+    return None
 
 
 def reason_of_step(config: Config) -> str:

@@ -1,6 +1,7 @@
 """A run in small with the same algorithm, roles and columns: a tiny model, three prompts, one worker, one step.
 
-It loads nothing that the configuration names, so that `kapell plan` and `kapell explain` take seconds for any model.
+It loads nothing that the configuration names, so that `kapell explain` takes seconds for any model, and `kapell plan`
+has roles and columns to show where files are not there.
 """
 
 from __future__ import annotations

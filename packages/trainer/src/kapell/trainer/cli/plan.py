@@ -19,22 +19,25 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser"]
 
+_CANNOT_START = 1
+
 
 def add_parser(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "plan",
         help="show what a configuration will do: step, roles, processes, stages, keys without effect",
-        description="Show what a configuration will do. One step runs in small, with a stand-in for the model.",
+        description="Show what a configuration will do. One step runs in small, with a stand-in for the model; "
+        "data, rewards and models are read and checked as by a run. The exit status is 1 when the run could not start.",
     )
     add_config_arguments(parser)
     parser.set_defaults(run=_plan)
 
 
-def _plan(options: argparse.Namespace, console: Console) -> None:
+def _plan(options: argparse.Namespace, console: Console) -> int:
     resolved = load(options)
     quiet_libraries()
-    with console.status("running one step in small"):
+    with console.status("running one step in small, reading data and models"):
         from ..plan import plan_run
 
         with user_mistakes():
@@ -63,6 +66,10 @@ def _plan(options: argparse.Namespace, console: Console) -> None:
             ("key", "value", "from", "why"),
             [(key.key, key.value, key.origin, key.reason) for key in plan.inactive],
         )
+    if plan.obstacle is None:
+        return 0
+    console.print(f"[bold red]cannot start:[/bold red] {escape(plan.obstacle)}", highlight=False, soft_wrap=True)
+    return _CANNOT_START
 
 
 def _roles(plan: RunPlan) -> list[tuple[str, ...]]:
