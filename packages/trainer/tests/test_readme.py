@@ -52,6 +52,17 @@ def test_the_snippets_of_the_trainers_page_run():
     assert names["reinforce_step"].__doc__
 
 
+def test_what_the_trainers_page_says_to_read_is_there_and_is_short():
+    page = README.parents[2] / "docs" / "trainer.md"
+    if not page.is_file():
+        pytest.skip("the package is tested without the workspace's docs")
+    section = page.read_text(encoding="utf-8").partition("## Read it")[2].partition("All else")[0]
+    modules = re.findall(r"`([a-z_/]+\.py)`", section)
+    assert len(modules) > 10
+    source = Path(str(importlib.util.find_spec("kapell.trainer.steps").origin)).parent
+    assert sum(len((source / name).read_text(encoding="utf-8").splitlines()) for name in modules) < 2_000
+
+
 def test_the_trainers_page_names_keys_and_commands_that_exist():
     page = README.parents[2] / "docs" / "trainer.md"
     if not page.is_file():
