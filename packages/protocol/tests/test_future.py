@@ -131,7 +131,7 @@ def test_only_named_columns_can_be_asked_for(future):
 def test_waiting_ends_with_the_time_and_says_for_what(store, refs):
     future = DataProtoFuture([*refs, store.promise()], store)
     assert not future.done()
-    with pytest.raises(TimeoutError, match=r"1 of 5 shards were not there after 0.01 s"):
+    with pytest.raises(TimeoutError, match=r"1 of 5 values were not there after 0.01 s"):
         future.get(timeout=0.01)
 
 

@@ -117,6 +117,7 @@ part = pool.split(1)[1]
 pending = group.pid.options(blocking=False)()
 batch = group.same.options(blocking=False)(numpy.arange(4))
 half = batch.chunk(2)[0]
+sent = [ray.cloudpickle.dumps(future) for future in (pending, batch, half)]
 ray.shutdown()
 
 def refused(*asks):
@@ -138,6 +139,8 @@ questions = (
     lambda: group.restart(0),
     lambda: ray.cloudpickle.dumps(group),
     lambda: ray.cloudpickle.dumps([pending]),
+    lambda: ray.cloudpickle.dumps([batch]),
+    lambda: ray.cloudpickle.dumps([half]),
     lambda: RayWorkerGroup(ray_cls_with_init=ClassWithInitArgs(Sleeper), sharing_with=group),
     lambda: RayWorkerGroup.from_detached(worker_handles=group.workers),
 )
@@ -146,6 +149,7 @@ print("started by asking:", ray.is_initialized())
 with RayBackend(address="local", num_cpus=4, log_to_driver=False) as later:
     remaining = later.worker_group(later.resource_pool([1]), ClassWithInitArgs(Sleeper))
     refused(*questions, lambda: later.worker_group(part, ClassWithInitArgs(Sleeper)))
+    refused(*(ray.cloudpickle.loads(future).get for future in sent))
     again = later.worker_group(pool, ClassWithInitArgs(Sleeper))
     print("placed anew:", len(again.pid()))
     group.close()
@@ -159,7 +163,7 @@ def test_what_an_ended_session_held_is_refused_without_ray_and_in_the_next_one_a
     output, errors = start("local", NEXT_SESSION).communicate(timeout=300)
     refusals = [line for line in output.splitlines() if line.startswith("EndedSessionError")]
     assert "no refusal" not in output, output + errors
-    assert len(refusals) == 12 + 13, output + errors
+    assert len(refusals) == 14 + 15 + 3, output + errors
     assert "started by asking: False" in output
     assert all("ray.shutdown" in line and "anew" in line for line in refusals)
     assert "placed anew: 2" in output, errors

@@ -164,9 +164,6 @@ class DataProtoFuture:
     def get(self, timeout: float | None = None, *, columns: Sequence[str] | None = None) -> Any:
         """Fetch the rows, with all columns or those named; TimeoutError when they are not there in time (seconds)."""
         references = self._references(columns)
-        _, missing = self._store.wait(references, timeout=timeout)
-        if missing:
-            raise TimeoutError(f"{len(missing)} of {len(references)} shards were not there after {timeout} s")
         values = self._store.get(references, timeout=timeout)
         by_reference = dict(zip(map(_key, references), values, strict=True))
         parts = []
@@ -196,7 +193,8 @@ class DataProtoFuture:
         return f"DataProtoFuture({rows} of {len(self._pieces)} shards)"
 
     def _set(self, pieces: tuple[_Piece, ...], store: Store, collect: Any, cuts: tuple[tuple[int, int], ...]) -> None:
-        self._pieces, self._store, self._collect, self._cuts = pieces, store, collect, cuts
+        self._store = store  # pickled first: a store that is gone says so before its references are looked at
+        self._pieces, self._collect, self._cuts = pieces, collect, cuts
 
     @classmethod
     def _of(cls, *parts: Any) -> DataProtoFuture:

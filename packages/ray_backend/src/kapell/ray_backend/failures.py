@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 from ray import cloudpickle
-from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from kapell.workergroup import LostWorker, PackedError, pack_error
 
-__all__ = ["leaving_error", "lost_worker", "own_error"]
+from .storing import NO_ROOM
+
+__all__ = ["answer_error", "leaving_error", "lost_worker", "own_error"]
 
 _SHOWN_CHARACTERS = 600  # of what Ray says when it ends a process for its memory: it adds tables of the whole node
 
@@ -39,6 +42,18 @@ def own_error(error: RayTaskError) -> Exception:
     if isinstance(cause, PackedError):
         return cause.unpack()
     return cause if isinstance(cause, Exception) else error
+
+
+def answer_error(error: Exception, node: str, no_room: Callable[[Exception], Exception]) -> Exception:
+    """The error of ours for what ``ray.get`` raised instead of a rank's answer; ``no_room`` makes that of a full store.
+
+    The worker's own, or `LostWorker` when its process on ``node`` is gone.
+    """
+    if isinstance(error, RayTaskError):  # Ray's class for it is that of the worker's error, too: ask first
+        error = own_error(error)
+    elif isinstance(error, RayActorError | OutOfMemoryError):
+        return lost_worker(error, node)
+    return no_room(error) if isinstance(error, NO_ROOM) else error
 
 
 def lost_worker(error: RayError, node: str) -> LostWorker:

@@ -9,14 +9,14 @@ from uuid import uuid4
 
 import ray
 
-from kapell.workergroup import ClassWithInitArgs, PendingCall, WorkerGroup, colocated_roles
+from kapell.workergroup import ClassWithInitArgs, PendingCall, WorkerGroup, WorkerLostError, colocated_roles
 
+from .attaching import names_with_prefix, running_workers
 from .classes import RayClassWithInitArgs
 from .host import HostFacts
 from .pending import pending_call
 from .pools import RayResourcePool
 from .profiling import profiled
-from .session import EndedSessionError
 from .starting import Beside, GroupStart, Starter
 from .workers import RayWorkers
 
@@ -126,30 +126,15 @@ class RayWorkerGroup(WorkerGroup):
         read_only: bool,
         timeout: float,
     ) -> None:
-        # Ray holds get_actor() handles weakly only; the group keeps these as long as it lives.
-        actors = list(handles) if handles is not None else [ray.get_actor(name, namespace) for name in names or ()]
-        if not actors:
-            raise ValueError("no workers to attach to: worker_names or worker_handles is empty")
-        if not ray.is_initialized():  # a handle without the Ray that it is of; asked, it would start another
-            raise EndedSessionError("a worker of worker_handles")
-        try:
-            asked = [actor.facts.remote() for actor in actors]
-        except Exception as error:
-            if type(error) is not Exception:  # Ray has no class for an actor of another session
-                raise
-            raise EndedSessionError("a worker of worker_handles") from error
-        facts = ray.get(asked)
+        found = running_workers(names, handles, namespace, role=role or "attached group")
         if cls_with_init is None:
-            cls_with_init = ray.get(actors[0].describe.remote())
+            cls_with_init = ray.get(found[0].actor.describe.remote())
         role = role or cls_with_init.worker_class.__name__
-        # In the order of their ranks, whichever order they were named in.
-        order = sorted(range(len(actors)), key=lambda position: facts[position].rank)
-        names = [names[position] for position in order] if names else ()
         workers = RayWorkers(
-            [actors[position] for position in order],
+            [worker.actor for worker in found],
             role=role,
-            facts=[facts[position] for position in order],
-            names=names,
+            facts=[worker.facts for worker in found],
+            names=[worker.name for worker in found if worker.name],
             owned=False,
             read_only=read_only,
         )
@@ -177,7 +162,7 @@ class RayWorkerGroup(WorkerGroup):
         program's own.
         """
         if worker_names is None and worker_handles is None:
-            worker_names = _names_with_prefix(name_prefix or "", namespace)
+            worker_names = names_with_prefix(name_prefix or "", namespace)
         return cls(
             ray_cls_with_init=ray_cls_with_init,
             name_prefix=name_prefix,
@@ -231,23 +216,14 @@ class RayWorkerGroup(WorkerGroup):
 
     def _places_beside(self) -> list[Beside]:
         workers = self._ray_workers
-        workers.check_session()
-        visible = ray.get([actor.visible_devices.remote() for actor in workers.actors])
+        try:
+            visible = workers.visible_devices()
+        except WorkerLostError as error:
+            error.add_note(
+                f"a group beside another takes the places of its running workers; restart those of {self.role!r}"
+            )
+            raise
         return [Beside(fact.node_id, devices) for fact, devices in zip(workers.facts, visible, strict=True)]
-
-
-def _names_with_prefix(prefix: str, namespace: str | None) -> list[str]:
-    namespace = namespace or ray.get_runtime_context().namespace
-    known = [
-        entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True) if entry["namespace"] == namespace
-    ]
-    names = [name for name in known if prefix and name.startswith(prefix)]
-    if not names:
-        raise ValueError(
-            f"no named workers begin with {prefix!r} in namespace {namespace!r}; names there: "
-            f"{', '.join(sorted(known)) or 'none'}"
-        )
-    return names
 
 
 def _given_master(address: str | None, port: int | str | None) -> tuple[str, int] | None:

@@ -41,6 +41,13 @@ class HostFacts:
     """Accelerator ids that Ray assigned to the process."""
     rank: int
     """Rank of the worker in its group; -1 as long as it is not built."""
+    world_size: int
+    """Workers of its group; 0 as long as it is not built."""
+
+    @property
+    def process(self) -> str:
+        """Address and process id, as errors name them."""
+        return f"{self.address} (pid {self.pid})"
 
 
 class WorkerHost:
@@ -58,9 +65,15 @@ class WorkerHost:
         context = ray.get_runtime_context()
         devices = [device for ids in context.get_accelerator_ids().values() for device in ids]
         address = ray.util.get_node_ip_address().strip("[]")
-        rank = -1 if self._runner is None else int(os.environ["RANK"])
+        rank, world_size = (-1, 0) if self._runner is None else (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         return HostFacts(
-            context.get_actor_id() or "", context.get_node_id(), address, os.getpid(), tuple(map(str, devices)), rank
+            actor_id=context.get_actor_id() or "",
+            node_id=context.get_node_id(),
+            address=address,
+            pid=os.getpid(),
+            devices=tuple(map(str, devices)),
+            rank=rank,
+            world_size=world_size,
         )
 
     def visible_devices(self) -> dict[str, str]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from importlib import import_module
 from typing import Any, TypeVar
 
-import ray
-
 from kapell.decorators import Reduction
-from kapell.workergroup import PendingCall
+from kapell.workergroup import CallRecord, PendingCall
 
+from .answers import Answers
 from .borrowing import borrowing
-from .session import check_session, this_session
 
-__all__ = ["BorrowingCall", "RayPendingCall", "ResultElsewhere", "joins_rows", "pending_call", "references"]
+__all__ = ["BorrowingCall", "RayPendingCall", "ResultElsewhere", "SharedCall", "joins_rows", "pending_call"]
 
 ResultT = TypeVar("ResultT")
 
@@ -31,26 +29,34 @@ class BorrowingCall(PendingCall[ResultT]):
             super()._fetch_all(deadline)
 
 
-class RayPendingCall(BorrowingCall[ResultT], list):
+class SharedCall(BorrowingCall[ResultT]):
+    """A call whose answers others may read, too: they keep references to them, and travel with these."""
+
+    def _expect(self, handles: Mapping[int, Any], record: CallRecord) -> None:
+        super()._expect(handles, record)
+        workers: Any = self._route.runtime.workers
+        refs = {rank: handles[rank].ref for rank in map(self._route.ranks.__getitem__, self._plan.collect_ranks)}
+        self._answers: Answers = workers.answers(self._route.role, self._method, refs, len(handles))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return ResultElsewhere, (self._answers, self._plan.collector)
+
+
+class RayPendingCall(SharedCall[ResultT], list):
     """A call under way. ``get``, ``await`` and ``as_completed`` work as on every backend.
 
     It also is the list of references to the collected ranks' results, so that ``ray.get(pending)`` gives these as a
     list. Given to a method of another group, the references travel: the data goes from worker to worker.
     """
 
-    def __init__(self, route: Any, method: str, plan: Any, handles: Any, record: Any, **options: Any) -> None:
-        list.__init__(self, references(route, plan, handles))
-        self._session = route.runtime.workers.session
-        BorrowingCall.__init__(self, route, method, plan, handles, record, **options)
+    def _expect(self, handles: Mapping[int, Any], record: CallRecord) -> None:
+        super()._expect(handles, record)
+        self[:] = self._answers.givers
 
     @property
     def num_rows(self) -> int | None:
         """None, although it is a list: as a batch, its length is not known yet."""
         return None
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        check_session(self._session, f"call {self.label}")
-        return ResultElsewhere, (list(self), self.plan.collector)
 
     # As a future it is itself and no other, however its references compare.
     __hash__ = object.__hash__
@@ -75,22 +81,20 @@ class ResultElsewhere:
 
     __kapell_future__ = True
 
-    def __init__(self, refs: Sequence[ray.ObjectRef], collector: Callable[[list[Any]], Any]) -> None:
-        self._refs = list(refs)
+    def __init__(self, answers: Answers, collector: Callable[[list[Any]], Any]) -> None:
+        self._answers = answers
         self._collector = collector
-        self._session = this_session()
 
     def get(self, timeout: float | None = None) -> Any:
-        """The collected result. Raises what the call raised, or ``ray.exceptions.GetTimeoutError``."""
-        check_session(self._session, "a future")
-        joins = len(self._refs) > 1 and _joins_rows(self._collector)
+        """The collected result; raises as `Answers.get` does."""
+        refs = list(self._answers.givers)
+        joins = len(refs) > 1 and _joins_rows(self._collector)
         with borrowing() if joins else nullcontext():
-            results = ray.get(self._refs, timeout=timeout)
+            results = self._answers.get(refs, timeout)
         return self._collector(results)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        check_session(self._session, "a future")
-        return ResultElsewhere, (self._refs, self._collector)
+        return ResultElsewhere, (self._answers, self._collector)
 
 
 def joins_rows(plan: Any) -> bool:
@@ -100,8 +104,3 @@ def joins_rows(plan: Any) -> bool:
 
 def _joins_rows(collector: Any) -> bool:
     return getattr(collector, "reduction", None) is Reduction.CONCAT
-
-
-def references(route: Any, plan: Any, handles: Any) -> list[ray.ObjectRef]:
-    """The references to the results that a call collects, in the order in which they are joined."""
-    return [handles[route.ranks[rank]].ref for rank in plan.collect_ranks]

@@ -9,12 +9,13 @@ import os
 import socket
 import sys
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import ray
 
-__all__ = ["EndedSessionError", "check_session", "ensure_ray", "this_session"]
+__all__ = ["EndedSessionError", "check_cluster", "check_session", "ensure_ray", "this_session"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,19 @@ def check_session(session: tuple[str, str] | None, what: str) -> None:
     """
     if session != this_session():
         raise EndedSessionError(what)
+
+
+def check_cluster(origin: tuple[str, str] | None, what: str) -> None:
+    """Raise `EndedSessionError` when ``what`` was sent from a session of another cluster: Ray would wait forever."""
+    here = this_session()
+    if origin != here and (origin is None or here is None or origin[0] not in _nodes(origin, here)):
+        raise EndedSessionError(what)
+
+
+@lru_cache(maxsize=64)  # a worker is sent futures by the same few programs all the time
+def _nodes(origin: tuple[str, str], here: tuple[str, str]) -> frozenset[str]:
+    """The nodes of ``here``, also those that are gone, as they are when something comes from ``origin`` first."""
+    return frozenset(node["NodeID"] for node in ray.nodes())
 
 
 def ensure_ray(

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from kapell.workergroup import failed_start
+from kapell.workergroup import FAILURE_GRACE_SECONDS, failed_start
 
 from .failures import lost_worker, own_error
 
@@ -19,7 +19,6 @@ __all__ = ["StartTimeoutError", "gather_start"]
 logger = logging.getLogger(__name__)
 
 _REPORT_EVERY = 30.0  # seconds between two lines about workers that are slow to start
-_FAILURE_GRACE_SECONDS = 1.0  # when one constructor fails, others often fail alike a moment later
 
 
 class StartTimeoutError(TimeoutError):
@@ -69,7 +68,7 @@ def gather_start(
             except RayError as error:
                 failures[ranks[ref]] = lost_worker(error, "")
             if failures:
-                deadline = min(deadline, time.monotonic() + _FAILURE_GRACE_SECONDS)
+                deadline = min(deadline, time.monotonic() + FAILURE_GRACE_SECONDS)
         now = time.monotonic()
         if now >= deadline:
             break

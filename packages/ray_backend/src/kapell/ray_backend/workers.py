@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError
 
 from kapell.workergroup import RankCall, RunTime, Workers
 
+from .answers import Answers
 from .calling import goes_by_name, name_of, opened_answer, pack_argument, packed_call
-from .failures import lost_worker, own_error
+from .failures import answer_error
 from .host import HostFacts
 from .numbering import CallNumbers
 from .pools import RayResourcePool
 from .session import check_session, this_session
 from .starting import end_actors
-from .storing import NO_ROOM, StoreFullError, store_full
+from .storing import StoreFullError, store_full
 
 __all__ = ["RayWorkers"]
 
@@ -146,15 +148,9 @@ class RayWorkers(Workers[RayAnswer]):
     def _got(self, handle: ray.ObjectRef) -> Any:
         try:
             return ray.get(handle)
-        except RayTaskError as error:
-            own = own_error(error)
-            if isinstance(own, NO_ROOM):
-                raise self._no_room(handle, own) from None
+        except Exception as error:  # Ray's, or of a class that cannot be rebuilt here
+            own = answer_error(error, self._node_of(handle), partial(self._no_room, handle))
             raise own from own.__cause__
-        except NO_ROOM as error:
-            raise self._no_room(handle, error) from None
-        except (RayActorError, OutOfMemoryError) as error:
-            raise lost_worker(error, self._node_of(handle)) from None
 
     def fetch_all(self, handles: Sequence[RayAnswer], timeout: float | None) -> list[Any] | None:
         """All results in one request to Ray; None when one failed or the time is up."""
@@ -209,6 +205,17 @@ class RayWorkers(Workers[RayAnswer]):
         """Where each rank's process is."""
         return list(self._facts)
 
+    def visible_devices(self) -> list[Mapping[str, str]]:
+        """The variables with the devices that each rank sees. Raises `WorkerLostError` when processes are gone."""
+        self.check_session()
+        asked = [actor.visible_devices.remote() for actor in self.actors]
+        return self.answers(self._role, "visible_devices", dict(enumerate(asked)), self.world_size).get(asked)
+
+    def answers(self, role: str, method: str, refs: Mapping[int, ray.ObjectRef], num_ranks: int) -> Answers:
+        """The answers of these ranks to a call, for others than the call itself to read."""
+        givers = {ref: (rank, self._facts[rank]) for rank, ref in refs.items()}
+        return Answers(role, method, num_ranks, givers, self.session, self.session)
+
     def environment(self, rank: int) -> Mapping[str, str]:
         """The variables that tell a rank its place; of an attached group only rank and world size."""
         return self._envs[rank] if self._envs else super().environment(rank)
@@ -219,7 +226,7 @@ class RayWorkers(Workers[RayAnswer]):
 
     def _node_of(self, handle: ray.ObjectRef) -> str:
         rank = self._rank_of(handle)
-        return "" if rank is None else f"{self._facts[rank].address} (pid {self._facts[rank].pid})"
+        return "" if rank is None else self._facts[rank].process
 
     def _no_room(self, handle: ray.ObjectRef, error: Exception) -> StoreFullError:
         """An answer that the store of its node did not take; its worker remembers how large it was."""

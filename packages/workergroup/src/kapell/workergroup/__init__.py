@@ -18,7 +18,7 @@ from .errors import (
     RankContext,
     RemoteError,
 )
-from .failures import WorkerFailedError, WorkerLostError, failed_start
+from .failures import FAILURE_GRACE_SECONDS, WorkerFailedError, WorkerLostError, failed_ranks, failed_start
 from .group import WorkerGroup
 from .health import Liveness, RankHealth
 from .isolation import isolate
@@ -33,6 +33,7 @@ from .worker import Worker
 from .workers import RankCall, Workers
 
 __all__ = [
+    "FAILURE_GRACE_SECONDS",
     "PROTECTED_ENV",
     "Backend",
     "BackendNotFoundError",
@@ -74,6 +75,7 @@ __all__ = [
     "colocated_roles",
     "colocated_worker_class",
     "current_worker_env",
+    "failed_ranks",
     "failed_start",
     "isolate",
     "keep_freed_memory",

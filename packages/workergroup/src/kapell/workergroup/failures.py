@@ -8,7 +8,7 @@ from typing import Any, Self
 from .errors import KapellError, LostWorker, RankContext, error_text, mesh_place_of
 from .transport import PackedError, pack_error
 
-__all__ = ["FAILURE_GRACE_SECONDS", "WorkerFailedError", "WorkerLostError", "failed_start"]
+__all__ = ["FAILURE_GRACE_SECONDS", "WorkerFailedError", "WorkerLostError", "failed_ranks", "failed_start"]
 
 # When one rank fails, others often fail for the same reason a moment later: report them together, but don't wait for a
 # rank that hangs in a collective with the failed one.
@@ -96,12 +96,17 @@ class WorkerLostError(WorkerFailedError):
     """At least one rank's process died in the call; ``results`` holds the others' answers, ``restart`` revives it."""
 
 
+def failed_ranks(
+    role: str, method: str, world_size: int, failures: Mapping[int, Exception], unfinished: Sequence[int] = ()
+) -> WorkerFailedError:
+    """The error of ranks that failed, where nothing else is known of the call: as `WorkerFailedError.of`."""
+    contexts = [(RankContext(role, rank, method, mesh_place_of(error)), error) for rank, error in failures.items()]
+    return WorkerFailedError.of(contexts, world_size=world_size, results={}, unfinished=unfinished)
+
+
 def failed_start(role: str, world_size: int, failures: Mapping[int, Exception]) -> WorkerFailedError:
     """The error of a group whose constructor failed on some ranks; the backend has torn the others down."""
-    contexts = [
-        (RankContext(role, rank, "__init__", mesh_place_of(error)), error) for rank, error in sorted(failures.items())
-    ]
-    return WorkerFailedError.of(contexts, world_size=world_size, results={}, unfinished=())
+    return failed_ranks(role, "__init__", world_size, failures)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
