@@ -145,6 +145,14 @@ def test_two_bounds_in_a_file_are_no_number(tmp_path):
     assert load_config([tmp_path / "mine.yaml"]).config.algorithm.rollout_correction.rollout_is_threshold == "0.5_2"
 
 
+@pytest.mark.parametrize(
+    "override", [".rollout_is_threshold=0.5_2", "={rollout_is_threshold: 0.5_2, rollout_is: token}"]
+)
+def test_two_bounds_on_the_command_line_are_no_number(override):
+    config = load_config(overrides=[f"algorithm.rollout_correction{override}"]).config
+    assert config.algorithm.rollout_correction.rollout_is_threshold == "0.5_2"
+
+
 @pytest.mark.parametrize(("value", "expected"), [("0", False), ("1", True), ("false", False), ("TRUE", True)])
 def test_truth_is_written_as_a_word_or_as_0_and_1(value, expected):
     assert load_config(overrides=[f"trainer.val_before_train={value}"]).config.trainer.val_before_train is expected

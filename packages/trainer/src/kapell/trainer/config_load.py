@@ -22,8 +22,7 @@ from .nested import plain
 __all__ = ["ConfigError", "ResolvedConfig", "load_config"]
 
 _COMMAND_LINE = "command line"
-_TWO_BOUNDS = r"[0-9.]+_[0-9.]+"  # YAML would read 0.5_2 as the number 0.52
-_BOUNDS_IN_FILE = re.compile(rf"(:\s+)({_TWO_BOUNDS})(?=\s*(?:[,}}#]|$))", re.MULTILINE)
+_TWO_BOUNDS = re.compile(r"(\A(?=[0-9._]+\Z)|:\s+)([0-9.]+_[0-9.]+)(?=\s*(?:[,}#]|$))", re.MULTILINE)
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]+")
 _LARGEST_BITS = 63  # and a sign: what torch takes as a seed or a size
 _MISSING = "???"  # OmegaConf's mark of a value that is still to come, which it would leave out without a word
@@ -99,16 +98,20 @@ def _layers(files: Sequence[str | Path], overrides: Sequence[str]) -> Iterator[t
 
 
 def _read_file(path: Path) -> Any:
-    return OmegaConf.load(io.StringIO(_BOUNDS_IN_FILE.sub(r"\1'\2'", path.read_text(encoding="utf-8"))))
+    return OmegaConf.load(io.StringIO(_keep_bounds(path.read_text(encoding="utf-8"))))
 
 
 def _read_override(key: str, value: str) -> Any:
-    read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
-    other = isinstance(read["value"], bool | int | float)  # 007 is a name, not the number 7
-    quoted = (
-        f"'{value.strip()}'" if (other and _takes_text(_kind_of(key))) or re.fullmatch(_TWO_BOUNDS, value) else value
-    )
-    return OmegaConf.from_dotlist([f"{key}={quoted}"])
+    text = _keep_bounds(value)
+    read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
+    if isinstance(read["value"], bool | int | float) and _takes_text(_kind_of(key)):
+        text = f"'{value.strip()}'"  # 007 is a name, not the number 7
+    return OmegaConf.from_dotlist([f"{key}={text}"])
+
+
+def _keep_bounds(text: str) -> str:
+    """The YAML with two bounds such as 0.5_2, which it would read as the number 0.52, in quotes."""
+    return _TWO_BOUNDS.sub(r"\1'\2'", text)
 
 
 def _as_mapping(parse: Callable[[], Any], what: str) -> Mapping[str, Any]:
