@@ -12,7 +12,6 @@ import numpy as np
 
 __all__ = ["SPARE", "SpareMemory", "release_spare_memory"]
 
-_PAGE_BYTES = 1 << 21  # a huge page on most machines
 _MOST_WASTE = 1.25  # a block that is used again may be larger than asked by this
 _KEPT_BYTES = 1 << 30
 
@@ -52,7 +51,7 @@ class SpareMemory:
         with suppress(IndexError):
             while found is None:
                 block = self._spare.popleft()
-                if nbytes <= len(block) <= max(_PAGE_BYTES, nbytes * _MOST_WASTE):
+                if nbytes <= len(block) <= max(mmap.PAGESIZE, nbytes * _MOST_WASTE):
                     found = block
                 else:
                     passed_over.append(block)
@@ -78,7 +77,7 @@ def _fresh_block(nbytes: int) -> mmap.mmap | None:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     try:
-        block = mmap.mmap(-1, -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        block = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
         return None
     with suppress(OSError):  # a kernel without them
