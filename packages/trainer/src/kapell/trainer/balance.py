@@ -16,7 +16,7 @@ from kapell.protocol import DataProto
 
 __all__ = ["balanced_call", "balanced_order"]
 
-_PRICE_OF_PROMPTS = 1.1  # what keeping the rows of a prompt together may cost the busiest worker; sharing saves more
+_PRICE_OF_PROMPTS = 1.1  # times the mean: what the busiest worker may have with prompts kept whole; sharing saves more
 
 
 def balanced_order(batch: DataProto, num_workers: int) -> list[int]:
@@ -25,16 +25,7 @@ def balanced_order(batch: DataProto, num_workers: int) -> list[int]:
     Neighbours with one prompt, which a worker computes once, stay together where the balance allows it.
     """
     lengths = batch.column("attention_mask").sum(-1).tolist()
-    parts = karmarkar_karp(lengths, num_workers, equal_size=True)
-    groups = _rows_by_prompt(batch)
-    if len({len(rows) for rows in groups}) == 1 and len(groups) < len(lengths) and len(groups) % num_workers == 0:
-        tokens = [_most([rows], lengths) for rows in groups]
-        whole = [
-            [row for group in part for row in groups[group]]
-            for part in karmarkar_karp(tokens, num_workers, equal_size=True)
-        ]
-        if _most(whole, lengths) <= _PRICE_OF_PROMPTS * _most(parts, lengths):
-            parts = whole
+    parts = _whole_prompts(batch, lengths, num_workers) or karmarkar_karp(lengths, num_workers, equal_size=True)
     return [row for part in sorted(parts, key=len, reverse=True) for row in part]  # dispatch makes the first larger
 
 
@@ -44,6 +35,19 @@ def balanced_call(method: Callable[..., DataProto], batch: DataProto, *, num_wor
     return method(batch.select_idxs(order), **options).select_idxs(np.argsort(order).tolist())
 
 
+def _whole_prompts(batch: DataProto, lengths: Sequence[int], num_workers: int) -> list[list[int]] | None:
+    """Rows for each worker, with those of a prompt together; None where one of them would have too much."""
+    groups = _rows_by_prompt(batch)
+    if len({len(rows) for rows in groups}) != 1 or len(groups) % num_workers:
+        return None
+    tokens = [sum(lengths[row] for row in rows) for rows in groups]
+    dealt = karmarkar_karp(tokens, num_workers, equal_size=True)
+    most = max(sum(tokens[group] for group in part) for part in dealt)
+    if most > _PRICE_OF_PROMPTS * sum(tokens) / num_workers:
+        return None
+    return [[row for group in part for row in groups[group]] for part in dealt]
+
+
 def _rows_by_prompt(batch: DataProto) -> list[list[int]]:
     """Runs of neighbouring rows with the same prompt."""
     num_tokens = batch.column("responses").shape[1]
@@ -51,8 +55,3 @@ def _rows_by_prompt(batch: DataProto) -> list[list[int]]:
     _, sizes = torch.unique_consecutive(whole_BX, dim=0, return_counts=True)
     starts = np.cumsum([0, *sizes.tolist()])
     return [list(range(start, stop)) for start, stop in pairwise(starts)]
-
-
-def _most(parts: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
-    """The tokens of the part with the most of them."""
-    return max(sum(lengths[row] for row in rows) for rows in parts)
