@@ -169,24 +169,11 @@ def test_log_probs_of_bfloat16_sampling_agree_with_recomputed_ones_to_its_precis
     assert (log_probs_of(engine, columns) - columns["rollout_log_probs"]).abs().max() < 0.05
 
 
-SMALL = [
-    "backend=local",
-    "trainer.n_gpus_per_node=1",
-    "trainer.total_training_steps=1",
-    "trainer.test_freq=-1",
-    "data.train_batch_size=2",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-    "actor_rollout_ref.rollout.n=2",
-    "actor_rollout_ref.model.hidden_size=16",
-    "algorithm.adv_estimator=gae",
-]
-
-
 @pytest.mark.parametrize(
     ("key", "role"),
     [("actor_rollout_ref.model", "actor"), ("critic.model", "critic")],
 )
-def test_the_keys_of_a_role_change_its_engine_and_no_other(tmp_path, monkeypatch, key, role):
+def test_the_keys_of_a_role_change_its_engine_and_no_other(tmp_path, monkeypatch, one_small_step, key, role):
     engines = {}
     for cls in (ActorRolloutRefWorker, CriticWorker):
 
@@ -195,8 +182,8 @@ def test_the_keys_of_a_role_change_its_engine_and_no_other(tmp_path, monkeypatch
             engines[self.role] = self.engine
 
         monkeypatch.setattr(cls, "__init__", build)
-    overrides = [f"{key}.dtype=bfloat16", f"{key}.enable_gradient_checkpointing=true"]
-    prepared = prepare(load_config(overrides=[*SMALL, *overrides]).config, tmp_path)
+    overrides = ["algorithm.adv_estimator=gae", f"{key}.dtype=bfloat16", f"{key}.enable_gradient_checkpointing=true"]
+    prepared = prepare(load_config(overrides=[*one_small_step, *overrides]).config, tmp_path)
     with worker_groups(prepared):
         for name, engine in engines.items():
             columns = columns_of()
@@ -213,10 +200,11 @@ def test_the_keys_of_a_role_change_its_engine_and_no_other(tmp_path, monkeypatch
             assert dtypes == {torch.bfloat16 if name == role else torch.float32}
 
 
-def test_parts_in_one_process_are_refused_with_the_way_out(tmp_path):
+def test_parts_in_one_process_are_refused_with_the_way_out(tmp_path, one_small_step):
+    small = [*one_small_step, "algorithm.adv_estimator=gae"]
     with pytest.raises(ConfigError, match=r"actor\.strategy=fsdp2 needs a process for each worker"):
-        load_config(overrides=[*SMALL, "actor_rollout_ref.actor.strategy=fsdp2"])
-    prepared = prepare(load_config(overrides=SMALL).config, tmp_path)
+        load_config(overrides=[*small, "actor_rollout_ref.actor.strategy=fsdp2"])
+    prepared = prepare(load_config(overrides=small).config, tmp_path)
     worker = ClassWithInitArgs(
         ActorRolloutRefWorker,
         prepared.build_policy,

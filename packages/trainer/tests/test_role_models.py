@@ -17,26 +17,16 @@ from kapell.trainer.tokenizer import build_character_tokenizer
 from kapell.workergroup import ClassWithInitArgs, WorkerFailedError, load_backend
 
 MODEL = "actor_rollout_ref.model"
-SMALL = [
-    "backend=local",
-    "trainer.n_gpus_per_node=1",
-    "trainer.total_training_steps=1",
-    "trainer.test_freq=-1",
-    "data.train_batch_size=2",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-    "actor_rollout_ref.rollout.n=2",
-    f"{MODEL}.hidden_size=16",
-]
 LONGEST = 5 + 6  # tokens of a row: four digits and <answer>, and the response
 GAE = "algorithm.adv_estimator=gae"
 
 
 @pytest.fixture
-def prepared(tmp_path):
+def prepared(tmp_path, one_small_step):
     row = {"data_source": "reverse_digits", "prompt": "1234", "reward_model": {"ground_truth": "4321"}}
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
     data = f"data.train_files={tmp_path / 'rows.jsonl'}"
-    return lambda *overrides: prepare(load_config(overrides=[*SMALL, data, *overrides]).config, tmp_path)
+    return lambda *overrides: prepare(load_config(overrides=[*one_small_step, data, *overrides]).config, tmp_path)
 
 
 def positions(number, key=MODEL):

@@ -43,8 +43,8 @@ def rows_of(
     }
 
 
-def never(*_: object, **__: object) -> bool:
-    return False
+def never(*_: object, **__: object) -> None:
+    return None
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_log_probs_and_gradients_are_those_of_whole_rows(
 
     log_probs_BT = learn(shared)
     assert sum(seen) == 8 * 9 + 64 * (num_tokens - 1)
-    monkeypatch.setattr(forward, "sharing_pays", never)
+    monkeypatch.setattr(forward, "shared_prompts", never)
     torch.testing.assert_close(log_probs_BT, learn(whole), rtol=1e-5, atol=1e-5)
     for one, other in zip(shared.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)

@@ -56,12 +56,12 @@ def pack(value: Any, *, references: bool = False, read_only: bool = False, room:
     Raises `HoldsReferencesError` for a value with Ray references inside, unless Ray itself is asking (``references``).
     """
     stream = io.BytesIO()
-    buffers = _Apart(room if _WIRE in sys.modules else 0)  # numpy alone gives views of the pickle, some not writable
     if _WIRE in sys.modules:
         # A whole container at once shares memory that appears twice.
         value, plain = sys.modules[_WIRE].pack(value, read_only=read_only), is_borrowable(value)
     else:
-        plain = False
+        plain, room = False, 0  # numpy alone gives views of the pickle, some of them not writable
+    buffers = _Apart(room)
     if plain:
         # Nothing of the user's inside: no class needs a look at whether workers can import it.
         pickle.Pickler(stream, protocol=5, buffer_callback=buffers).dump(value)

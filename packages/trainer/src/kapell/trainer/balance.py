@@ -1,7 +1,5 @@
 """Deals the rows of a batch to workers so that each gets about as many tokens."""
 
-# B rows, P prompt tokens
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -38,7 +36,7 @@ def balanced_call(method: Callable[..., DataProto], batch: DataProto, *, num_wor
 def _whole_prompts(batch: DataProto, lengths: Sequence[int], num_workers: int) -> list[list[int]] | None:
     """Rows for each worker, with those of a prompt together; None where one of them would have too much."""
     groups = _rows_by_prompt(batch)
-    if len({len(rows) for rows in groups}) != 1 or len(groups) % num_workers:
+    if len(groups) == len(lengths) or len({len(rows) for rows in groups}) != 1 or len(groups) % num_workers:
         return None
     tokens = [sum(lengths[row] for row in rows) for rows in groups]
     dealt = karmarkar_karp(tokens, num_workers, equal_size=True)
@@ -51,7 +49,7 @@ def _whole_prompts(batch: DataProto, lengths: Sequence[int], num_workers: int) -
 def _rows_by_prompt(batch: DataProto) -> list[list[int]]:
     """Runs of neighbouring rows with the same prompt."""
     num_tokens = batch.column("responses").shape[1]
-    whole_BX = torch.cat([batch.column(name)[:, :-num_tokens] for name in ("input_ids", "attention_mask")], dim=1)
-    _, sizes = torch.unique_consecutive(whole_BX, dim=0, return_counts=True)
+    prompts = torch.cat([batch.column(name)[:, :-num_tokens] for name in ("input_ids", "attention_mask")], dim=1)
+    _, sizes = torch.unique_consecutive(prompts, dim=0, return_counts=True)
     starts = np.cumsum([0, *sizes.tolist()])
     return [list(range(start, stop)) for start, stop in pairwise(starts)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .algorithms import entropy_from_logits, log_probs_from_logits, sum_pi_squared_from_logits
-from .prefill import different_rows, prefill, sharing_pays
+from .prefill import prefill, shared_prompts
 
 __all__ = ["MODEL_COLUMNS", "Columns", "PolicyOutput", "policy_forward", "value_forward"]
 
@@ -45,7 +45,7 @@ def policy_forward(
 ) -> PolicyOutput:
     """Log-probabilities of the response tokens and, if asked for, what else their distributions say.
 
-    Where it saves enough, a prompt that several rows begin with is computed once (`sharing_pays`).
+    Where it saves enough, a prompt that several rows begin with is computed once (`shared_prompts`).
 
     Without ``entropy_gradient`` the entropy is only a number to report, and the pass needs less of time and memory: for
     its gradient, several tensors of the logits' size are kept.
@@ -65,8 +65,8 @@ def _response_logits(model: PreTrainedModel, columns: Columns) -> Tensor:
     whole = {name: columns[name] for name in ("input_ids", "attention_mask", "position_ids")}
     width, num_tokens = whole["input_ids"].shape[1], columns["responses"].shape[1]
     prompts = {name: column_BL[:, : width - num_tokens] for name, column_BL in whole.items()}
-    different = different_rows(*prompts.values())
-    if not sharing_pays(model, different, num_prompt=width - num_tokens, width=width):
+    different = shared_prompts(model, prompts, width=width)
+    if different is None:
         output = model(**whole, logits_to_keep=num_tokens + 1, use_cache=False)
         return output.logits[:, :-1]  # the logits at a token predict the next one
     first_BV, cache = prefill(model, prompts, different)

@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from .models import computes_again, has_dropout
 
-__all__ = ["DifferentRows", "different_rows", "prefill", "sharing_pays"]
+__all__ = ["DifferentRows", "different_rows", "prefill", "shared_prompts"]
 
 _LEAST_SHARE = 0.25  # of all tokens
 _LEAST_TOKENS = 256  # below it the second pass costs more, even through the smallest model
@@ -45,17 +45,18 @@ def different_rows(*columns_BP: Tensor) -> DifferentRows:
     return DifferentRows(rows_U, kind_of_row_B)
 
 
-def sharing_pays(model: PreTrainedModel, different: DifferentRows, *, num_prompt: int, width: int) -> bool:
-    """Whether to compute different prompts of ``num_prompt`` tokens apart from rows of ``width`` that begin with them.
+def shared_prompts(model: PreTrainedModel, prompts: Mapping[str, Tensor], *, width: int) -> DifferentRows | None:
+    """The different ones of the prompts that rows of ``width`` tokens begin with; None where not worth sharing.
 
-    Not where it saves little, nor where rows must not share: under dropout, whose noise is each row's own, with
+    That is where it saves little, and where rows must not share: under dropout, whose noise is each row's own, with
     activations that are computed again, which excludes a cache, and for a model in parts, in whose passes ranks meet.
     """
-    num_rows = len(different.kind_of_row)
-    saved = (num_rows - len(different.rows)) * num_prompt
-    if saved < max(_LEAST_TOKENS, _LEAST_SHARE * num_rows * width) or isinstance(model, FSDPModule):
-        return False
-    return not model.training or not (has_dropout(model) or computes_again(model))
+    num_rows, num_prompt = prompts["input_ids"].shape
+    least = max(_LEAST_TOKENS, _LEAST_SHARE * num_rows * width)
+    if (num_rows - 1) * num_prompt < least or not _may_share(model):
+        return None
+    different = different_rows(*prompts.values())
+    return different if (num_rows - len(different.rows)) * num_prompt >= least else None
 
 
 def prefill(
@@ -76,3 +77,9 @@ def prefill(
     )
     cache.batch_select_indices(different.kind_of_row)
     return output.logits[different.kind_of_row, -1], cache
+
+
+def _may_share(model: PreTrainedModel) -> bool:
+    if isinstance(model, FSDPModule):
+        return False
+    return not model.training or not (has_dropout(model) or computes_again(model))

@@ -51,7 +51,7 @@ class SpareMemory:
         with suppress(IndexError):
             while found is None:
                 block = self._spare.popleft()
-                if nbytes <= len(block) <= max(mmap.PAGESIZE, nbytes * _MOST_WASTE):
+                if nbytes <= len(block) <= nbytes * _MOST_WASTE:
                     found = block
                 else:
                     passed_over.append(block)
