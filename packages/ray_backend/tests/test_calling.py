@@ -24,6 +24,8 @@ from kapell.ray_backend.numbering import CallNumbers, number_of_task
 from kapell.ray_backend.shipping import Shipped, pack, unpack
 from kapell.workergroup import RankCall, RunTime
 
+RAY_INLINE_BYTES = 100 * 1024  # what is longer Ray puts into its store (max_direct_call_object_size)
+
 
 class Pending:
     __kapell_future__ = True
@@ -37,10 +39,10 @@ def travelled(*args, **kwargs):
     packed = [pack_argument(value) for value in args]
     named = {name: pack_argument(value) for name, value in kwargs.items()}
     head, apart = packed_call(RankCall(0, "f", tuple(packed), named, "role", False, 7, "trace", True))
-    assert type(head) is bytes
+    assert all(len(piece) < RAY_INLINE_BYTES for piece in (head, *apart) if type(piece) is bytes)
     direct, method, opened, opened_named, options = opened_call(head, apart)
     assert (direct, method, options) == (True, "f", {"target": "role", "wanted": False, "number": 7, "trace": "trace"})
-    return list(opened), dict(opened_named), len(apart)
+    return list(opened), dict(opened_named), len(apart) - (head if type(head) is int else 0)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +73,22 @@ def test_futures_go_beside_the_bytes_in_their_order():
     assert (args, kwargs, apart) == ([[1], first, "a"], {"x": second}, 2)
 
 
-def test_many_small_values_go_beside_the_bytes_once_these_are_full():
-    values = [np.full(5000, number, dtype=np.int64) for number in range(4)]
-    assert all(type(pack_argument(value)) is Inline for value in values)
-    args, _, apart = travelled(*values)
-    assert apart == 3
-    assert [array[0] for array in args] == [0, 1, 2, 3]
-    for array in args:
+@given(st.lists(st.integers(0, 300_000), max_size=4), st.integers(0, 4))
+def test_long_calls_travel_in_pieces_that_ray_does_not_put_into_its_store(sizes, place):
+    values = [np.full(size, number, dtype=np.uint8) for number, size in enumerate(sizes)]
+    future = Pending()
+    args, _, apart = travelled(*values[:place], future, *values[place:])
+    assert apart == 1
+    assert args.pop(min(place, len(values))) is future
+    for array, value in zip(args, values, strict=True):
+        assert np.array_equal(array, value)
         array[:] = 0
+
+
+@pytest.mark.parametrize(("kilobytes", "readers"), [(60, 1000), (90, 4), (380, 1)])
+def test_an_argument_rides_in_the_call_where_its_copies_for_all_readers_are_small(kilobytes, readers):
+    value = np.zeros(kilobytes * 1000, dtype=np.uint8)
+    assert type(pack_argument(value, num_readers=readers)) is Inline
 
 
 class Holder:

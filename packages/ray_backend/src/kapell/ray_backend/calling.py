@@ -30,11 +30,12 @@ __all__ = [
     "packed_call",
 ]
 
-_INLINE_BYTES = 64 * 1024  # below Ray's own limit of 100 kB, from where on it would put the argument for each rank anew
+_PIECE_BYTES = 96_000  # Ray would put a longer argument into its store, for each rank anew
+_SMALL_BYTES = 64 * 1024  # goes in the call however many ranks read it
+_INLINE_BYTES = 4 * _PIECE_BYTES  # of all ranks; it takes half as long as the store at 100 kB, and as long at 700 kB
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _SHORT = 1024  # characters of text that goes as it is
 _APART = ...
-_APART_PACKED = b""
 
 
 class Inline:
@@ -47,18 +48,20 @@ class Inline:
         self.nbytes = nbytes
 
 
-def pack_argument(value: Any, *, read_only: bool = False) -> Any:
+def pack_argument(value: Any, *, num_readers: int = 1, read_only: bool = False) -> Any:
     """An argument as it goes into a call: serialized here, once, however many ranks read it."""
     if type(value) in _PLAIN and (type(value) is not str or len(value) < _SHORT):
         return value
     if isinstance(value, ray.ObjectRef) or is_future(value):
         return value
     try:
-        packed = pack(value, read_only=read_only, room=_INLINE_BYTES)
+        packed = pack(value, read_only=read_only, room=_SMALL_BYTES)
     except HoldsReferencesError:
         return shipped(value, read_only=read_only)
     nbytes = packed.nbytes
-    return Inline(packed, nbytes) if nbytes <= _INLINE_BYTES else put_value(ship(packed, nbytes), "an argument")
+    if nbytes <= _SMALL_BYTES or nbytes * num_readers <= _INLINE_BYTES:
+        return Inline(packed, nbytes)
+    return put_value(ship(packed, nbytes), "an argument")
 
 
 def name_of(call: RankCall) -> str:
@@ -77,31 +80,35 @@ def opened_name(name: str) -> tuple[str, str]:
     return target, method
 
 
-def packed_call(call: RankCall) -> tuple[bytes, list[Any]]:
-    """A call whose arguments `pack_argument` gave, as bytes, and the arguments that go beside it."""
+def packed_call(call: RankCall) -> tuple[bytes | int, list[Any]]:
+    """A call whose arguments `pack_argument` gave, as bytes, and the arguments that go beside it.
+
+    A long one is the number of pieces, which then come first beside it.
+    """
     entries: list[Any] = []
     apart: list[Any] = []
-    room = _INLINE_BYTES
     for value in (*call.args, *call.kwargs.values()):
         if type(value) in _PLAIN:
             entries.append(value)
-        elif type(value) is not Inline:
+        elif type(value) is Inline:
+            entries.append(value.parts)
+        else:
             entries.append(_APART)
             apart.append(value)
-        elif value.nbytes <= room:
-            entries.append(value.parts)
-            room -= value.nbytes
-        else:
-            entries.append(_APART_PACKED)
-            apart.append(pickle.dumps(value.parts, protocol=5))
     facts = (call.direct, call.method, call.target, call.wanted, call.number, call.trace, tuple(call.kwargs), entries)
-    return pickle.dumps(facts, protocol=5), apart
+    head = pickle.dumps(facts, protocol=5)
+    if len(head) <= _PIECE_BYTES:
+        return head, apart
+    pieces = [head[start : start + _PIECE_BYTES] for start in range(0, len(head), _PIECE_BYTES)]
+    return len(pieces), [*pieces, *apart]
 
 
 def opened_call(
-    head: bytes, apart: Sequence[Any]
+    head: bytes | int, apart: Sequence[Any]
 ) -> tuple[bool, str, Sequence[Any], Mapping[str, Any], dict[str, Any]]:
     """Whether it is direct, method, arguments, keyword arguments, and the options of `CallRunner.run`."""
+    if isinstance(head, int):
+        head, apart = b"".join(apart[:head]), apart[head:]
     direct, method, target, wanted, number, trace, names, entries = pickle.loads(head)
     beside = iter(apart)
     values = [_opened(entry, beside) for entry in entries]
@@ -117,11 +124,11 @@ def packed_answer(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     try:
-        packed = pack(value, room=_INLINE_BYTES)
+        packed = pack(value, room=_SMALL_BYTES)
     except HoldsReferencesError:
         return shipped(value)
     nbytes = packed.nbytes
-    if nbytes > _INLINE_BYTES:
+    if nbytes > _PIECE_BYTES:
         return ship(packed, nbytes, value)
     return pickle.dumps(_parts(packed), protocol=5)
 
@@ -141,6 +148,4 @@ def _parts(packed: Packed) -> tuple[Any, ...]:
 def _opened(entry: Any, apart: Iterator[Any]) -> Any:
     if entry is _APART:
         return next(apart)
-    if entry == _APART_PACKED and type(entry) is bytes:
-        entry = pickle.loads(next(apart))
     return unpack(entry[0], entry[1], entry[2:]) if type(entry) is tuple else entry

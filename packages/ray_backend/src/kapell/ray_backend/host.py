@@ -111,7 +111,7 @@ class WorkerHost:
         """The class that runs here, with its arguments, for a program that attaches to the group."""
         return shipped(self._cls_with_init)
 
-    def call(self, head: bytes, *apart: Any) -> Any:
+    def call(self, head: bytes | int, *apart: Any) -> Any:
         """Run a call that `packed_call` has packed; ``apart`` are the arguments that Ray has opened."""
         assert self._runner is not None
         try:
@@ -154,7 +154,7 @@ class WorkerHost:
 class AsyncWorkerHost(WorkerHost):
     """A worker with async methods: they run side by side on one event loop."""
 
-    async def call(self, head: bytes, *apart: Any) -> Any:
+    async def call(self, head: bytes | int, *apart: Any) -> Any:
         """As `WorkerHost.call`; awaits async methods."""
         assert self._runner is not None
         try:

@@ -123,7 +123,7 @@ class Starter:
             self.facts = [facts[position] for position in order]
             self.names = [names[position] for position in order]
             self.envs = self._environments(actors[0])
-            self._packed_class = pack_argument(start.cls_with_init)
+            self._packed_class = pack_argument(start.cls_with_init, num_readers=len(self._places))
             builds = [self._build(actor, env) for actor, env in zip(actors, self.envs, strict=True)]
             self._answers("__init__", builds, deadline)
         except BaseException:  # Ctrl-C while models load leaves no process either

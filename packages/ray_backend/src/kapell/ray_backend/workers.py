@@ -94,7 +94,7 @@ class RayWorkers(Workers[RayAnswer]):
     def put(self, value: Any, num_readers: int) -> Any:
         """Serialize once; small values ride in the call, larger ones go to the object store."""
         self._check_ray_runs()
-        return pack_argument(value, read_only=self._read_only)
+        return pack_argument(value, num_readers=num_readers, read_only=self._read_only)
 
     def submit(self, call: RankCall) -> RayAnswer:
         """Send the call to the actor of its rank."""
