@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kapell.protocol import DataProto
-from kapell.trainer.balance import balanced_call, balanced_order
+from kapell.trainer.balance import RowSizes, balanced_call
 
 NUM_PROMPT, NUM_TOKENS = 3, 20
 
@@ -28,7 +28,7 @@ def batch_of(answers: list[list[int]]) -> DataProto:
 
 
 def parts_of(batch: DataProto, num_workers: int) -> list[np.ndarray]:
-    return np.array_split(np.array(balanced_order(batch, num_workers)), num_workers)
+    return np.array_split(RowSizes.of(batch).balanced(range(len(batch)), num_workers), num_workers)
 
 
 def tokens_of(batch: DataProto, rows: np.ndarray) -> int:
@@ -64,3 +64,11 @@ def test_answers_come_back_in_the_order_of_the_batch():
     batch = batch_of([[9, 1], [2, 8], [7, 7], [1, 1]])
     answer = balanced_call(lambda rows: rows.select(batch_keys=["row"]), batch, num_workers=2)
     assert answer.column("row").tolist() == list(range(8))
+
+
+def test_some_rows_of_a_batch_are_dealt_as_if_they_were_all():
+    batch = batch_of([[5, 9], [2, 4], [20, 1], [3, 3]])
+    rows = [6, 7, 0, 1]
+    alone = batch.select_idxs(rows)
+    dealt = RowSizes.of(batch).balanced(rows, 2)
+    assert [rows.index(row) for row in dealt] == RowSizes.of(alone).balanced(range(4), 2).tolist()

@@ -42,7 +42,15 @@ def test_any_optimizer_of_torch_moves_as_it_does_by_hand(config, plain):
     for _ in range(3):
         parameter.grad = torch.full((2,), 2.0)
         other.step()
-    assert torch.equal(result, parameter.detach())
+    torch.testing.assert_close(
+        result, parameter.detach(), rtol=1e-6, atol=0
+    )  # one operation for all, rounded by itself
+
+
+@pytest.mark.parametrize(("override", "fused"), [({}, True), ({"fused": False}, False), ({"foreach": True}, None)])
+def test_a_step_is_one_operation_unless_another_way_is_asked_for(override, fused):
+    optimizer, _ = moved(OptimConfig(override_optimizer_config=override))
+    assert optimizer.defaults["fused"] is fused
 
 
 def test_an_optimizer_of_ones_own_is_found_by_its_module(tmp_path, monkeypatch):

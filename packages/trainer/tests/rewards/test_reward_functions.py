@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import signal
 import sys
 import threading
 import time
@@ -152,6 +153,28 @@ def test_an_endless_loop_ends_at_the_limit():
     assert time.monotonic() - started < 60
     with pytest.raises(RewardTimeoutError, match=r"more than 0\.2 s for row 1"):
         total(function, rows_of("a", "hang"), timeout=0.2)
+
+
+def test_a_function_that_takes_the_alarm_for_itself_neither_escapes_the_limit_nor_changes_the_callers():
+    def mine(number, frame):
+        raise AssertionError("the caller's alarm rang")
+
+    def function(data_source, solution, truth, extra):
+        if solution == "hang":
+            time.sleep(60)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        return 1.0
+
+    previous = signal.signal(signal.SIGALRM, mine)
+    signal.setitimer(signal.ITIMER_REAL, 1000)
+    try:
+        with pytest.raises(RewardTimeoutError, match="row 1"):
+            total(function, rows_of("a", "hang"), timeout=0.2)
+        assert signal.getsignal(signal.SIGALRM) is mine
+        assert 900 < signal.getitimer(signal.ITIMER_REAL)[0] <= 1000
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def test_a_pattern_that_backtracks_forever_ends_at_the_limit():

@@ -1,55 +1,69 @@
 """Deals the rows of a batch to workers so that each gets about as many tokens."""
 
+# B rows, P padded prompt and T response tokens
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
-import torch
 
 from kapell.decorators import karmarkar_karp
 from kapell.protocol import DataProto
 
-__all__ = ["balanced_call", "balanced_order"]
+__all__ = ["RowSizes", "balanced_call"]
 
 _PRICE_OF_PROMPTS = 1.1  # times the mean: what the busiest worker may have with prompts kept whole; sharing saves more
 
 
-def balanced_order(batch: DataProto, num_workers: int) -> list[int]:
-    """An order of the rows of which each worker takes a piece in turn, as large as the others' and as many tokens.
+@dataclass(frozen=True)
+class RowSizes:
+    """What the rows of a batch cost a worker."""
 
-    Neighbours with one prompt, which a worker computes once, stay together where the balance allows it.
-    """
-    lengths = batch.column("attention_mask").sum(-1).tolist()
-    parts = _whole_prompts(batch, lengths, num_workers) or karmarkar_karp(lengths, num_workers, equal_size=True)
-    return [row for part in sorted(parts, key=len, reverse=True) for row in part]  # dispatch makes the first larger
+    lengths: np.ndarray
+    """``(B,)``: tokens, padding not counted."""
+    prompts: np.ndarray
+    """``(B,)``: a number for each prompt, which neighbours with one prompt share."""
+
+    @classmethod
+    def of(cls, batch: DataProto) -> Self:
+        """Those of a batch with ``input_ids`` and ``attention_mask``, ``(B, P + T)``, and ``responses``, ``(B, T)``."""
+        ids_BL, mask_BL = (batch.column(name).cpu().numpy() for name in ("input_ids", "attention_mask"))
+        num_prompt = ids_BL.shape[1] - batch.column("responses").shape[1]
+        differs = np.zeros(len(ids_BL), dtype=bool)
+        for column_BL in (ids_BL, mask_BL):
+            differs[1:] |= (column_BL[1:, :num_prompt] != column_BL[:-1, :num_prompt]).any(1)
+        return cls(mask_BL.sum(1), differs.cumsum())
+
+    def balanced(self, rows: Sequence[int] | np.ndarray, num_workers: int) -> np.ndarray:
+        """These rows in an order of which each worker takes a piece in turn: as many rows and tokens as the others.
+
+        Neighbours with one prompt, which a worker computes once, stay together where the balance allows it.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        lengths = self.lengths[rows]
+        parts = self._whole_prompts(rows, lengths, num_workers)
+        parts = parts or karmarkar_karp(lengths.tolist(), num_workers, equal_size=True)
+        largest_first = sorted(parts, key=len, reverse=True)  # as dispatch cuts them
+        return rows[[place for part in largest_first for place in part]]
+
+    def _whole_prompts(self, rows: np.ndarray, lengths: np.ndarray, num_workers: int) -> list[list[int]] | None:
+        """Places among the rows for each worker, those of a prompt together; None where one would have too much."""
+        starts = np.flatnonzero(np.diff(self.prompts[rows], prepend=-1))
+        size, uneven = divmod(len(rows), len(starts) or 1)
+        if size < 2 or uneven or len(starts) % num_workers or (np.diff(starts) != size).any():
+            return None
+        tokens = lengths.reshape(-1, size).sum(1).tolist()
+        dealt = karmarkar_karp(tokens, num_workers, equal_size=True)
+        most = max(sum(tokens[group] for group in part) for part in dealt)
+        if most > _PRICE_OF_PROMPTS * sum(tokens) / num_workers:
+            return None
+        return [[place for group in part for place in range(group * size, (group + 1) * size)] for part in dealt]
 
 
 def balanced_call(method: Callable[..., DataProto], batch: DataProto, *, num_workers: int, **options: Any) -> DataProto:
     """What a group's method gives for each row, in the batch's own order."""
-    order = balanced_order(batch, num_workers)
-    return method(batch.select_idxs(order), **options).select_idxs(np.argsort(order).tolist())
-
-
-def _whole_prompts(batch: DataProto, lengths: Sequence[int], num_workers: int) -> list[list[int]] | None:
-    """Rows for each worker, with those of a prompt together; None where one of them would have too much."""
-    groups = _rows_by_prompt(batch)
-    if len(groups) == len(lengths) or len({len(rows) for rows in groups}) != 1 or len(groups) % num_workers:
-        return None
-    tokens = [sum(lengths[row] for row in rows) for rows in groups]
-    dealt = karmarkar_karp(tokens, num_workers, equal_size=True)
-    most = max(sum(tokens[group] for group in part) for part in dealt)
-    if most > _PRICE_OF_PROMPTS * sum(tokens) / num_workers:
-        return None
-    return [[row for group in part for row in groups[group]] for part in dealt]
-
-
-def _rows_by_prompt(batch: DataProto) -> list[list[int]]:
-    """Runs of neighbouring rows with the same prompt."""
-    num_tokens = batch.column("responses").shape[1]
-    prompts = torch.cat([batch.column(name)[:, :-num_tokens] for name in ("input_ids", "attention_mask")], dim=1)
-    _, sizes = torch.unique_consecutive(prompts, dim=0, return_counts=True)
-    starts = np.cumsum([0, *sizes.tolist()])
-    return [list(range(start, stop)) for start, stop in pairwise(starts)]
+    order = RowSizes.of(batch).balanced(range(len(batch)), num_workers)
+    return method(batch.select_idxs(order), **options).select_idxs(np.argsort(order))

@@ -62,8 +62,14 @@ def slices(columns: Columns, size: int | None) -> Iterator[Columns]:
 
 def portions(columns: Columns, rows: Iterable[Sequence[int]]) -> Iterator[Columns]:
     """The columns of each portion, cut to the tokens that it has; an empty one is a row without a response."""
+    everything = list(range(len(columns["attention_mask"])))
     for chosen in rows:
-        yield _trimmed({name: column[list(chosen)] for name, column in columns.items()}) if chosen else _blank(columns)
+        if not chosen:
+            yield _blank(columns)
+        elif list(chosen) == everything:
+            yield _trimmed(columns)  # without a copy
+        else:
+            yield _trimmed({name: column[list(chosen)] for name, column in columns.items()})
 
 
 def joined(

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from .models import computes_again, has_dropout
 __all__ = ["DifferentRows", "different_rows", "prefill", "shared_prompts"]
 
 _LEAST_SHARE = 0.25  # of all tokens
+_known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()  # a search through all modules, for each pass
 _LEAST_TOKENS = 256  # below it the second pass costs more, even through the smallest model
 
 
@@ -34,15 +37,16 @@ def different_rows(*columns_BP: Tensor) -> DifferentRows:
 
     >>> rows, kind_of_row = different_rows(torch.tensor([[7], [5], [7]]))
     >>> rows.tolist(), kind_of_row.tolist()
-    ([1, 0], [1, 0, 1])
+    ([0, 1], [0, 1, 0])
     """
     whole_BX = torch.cat(columns_BP, dim=1)
-    different_UX, kind_of_row_B = torch.unique(whole_BX, dim=0, return_inverse=True)
-    numbers_B = torch.arange(len(whole_BX), device=whole_BX.device)
-    rows_U = numbers_B.new_zeros(len(different_UX)).scatter_reduce(
-        0, kind_of_row_B, numbers_B, "amin", include_self=False
-    )
-    return DifferentRows(rows_U, kind_of_row_B)
+    # By hash: torch.unique sorts the rows with a call for each two that it compares, a tenth of a small model's pass.
+    kinds: dict[bytes, int] = {}
+    kind_of_row = [kinds.setdefault(row.tobytes(), len(kinds)) for row in whole_BX.cpu().numpy()]
+    first = dict(zip(reversed(kind_of_row), reversed(range(len(kind_of_row))), strict=True))
+    rows = [first[kind] for kind in range(len(kinds))]
+    as_tensor = partial(torch.tensor, dtype=torch.long, device=whole_BX.device)
+    return DifferentRows(as_tensor(rows), as_tensor(kind_of_row))
 
 
 def shared_prompts(model: PreTrainedModel, prompts: Mapping[str, Tensor], *, width: int) -> DifferentRows | None:
@@ -82,4 +86,10 @@ def prefill(
 def _may_share(model: PreTrainedModel) -> bool:
     if isinstance(model, FSDPModule):
         return False
-    return not model.training or not (has_dropout(model) or computes_again(model))
+    return not model.training or not _noisy_or_frugal(model)
+
+
+def _noisy_or_frugal(model: PreTrainedModel) -> bool:
+    if model not in _known:
+        _known[model] = has_dropout(model) or computes_again(model)
+    return _known[model]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from .config_checks import require_positive
 from .reward import RewardError, RewardFunction, RewardTimeoutError
-from .time_limit import TimeIsUp, within
+from .time_limit import TimeIsUp, time_limit
 
 __all__ = ["FunctionReward", "Outcome", "Reward", "RewardRows", "RowScore", "ThreadedReward", "read_score"]
 
@@ -99,8 +99,9 @@ class FunctionReward:
         if _is_async(self.function):
             yield from self._on_loop(rows)
         else:
-            for row in range(len(rows)):
-                yield _outcome(rows, row, self._call(rows, row), self.timeout)
+            with time_limit(self.timeout) as limited:
+                for row in range(len(rows)):
+                    yield _outcome(rows, row, partial(limited, self._call(rows, row)))
 
     def _call(self, rows: RewardRows, row: int) -> Callable[[], Any]:
         return partial(self.function, *rows.arguments(row))
@@ -198,10 +199,10 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def _outcome(rows: RewardRows, row: int, call: Callable[[], Any], timeout: float | None = None) -> Outcome:
+def _outcome(rows: RewardRows, row: int, call: Callable[[], Any]) -> Outcome:
     place = rows.place(row)
     try:
-        return read_score(within(timeout, call), place)
+        return read_score(call(), place)
     except TimeIsUp as error:
         return RewardTimeoutError(_too_long(error.seconds, place))
     except _FAILURES as error:

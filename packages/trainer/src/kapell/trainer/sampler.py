@@ -58,10 +58,12 @@ def sample_streams(seed: int, step: int, sample_ids: Sequence[int], length: int)
     True
     """
     streams = np.empty((len(sample_ids), length))
+    bits = np.random.Philox(key=np.array([seed, step], dtype=np.uint64), counter=0)
+    generator, state = np.random.Generator(bits), bits.state
     for row, sample_id in enumerate(sample_ids):
-        key = np.array([seed, step], dtype=np.uint64)
-        counter = np.array([0, 0, 0, sample_id], dtype=np.uint64)  # the low words count the numbers drawn
-        streams[row] = np.random.Generator(np.random.Philox(key=key, counter=counter)).random(length)
+        state["state"]["counter"][3] = sample_id  # the low words count the numbers drawn
+        bits.state = state  # a new generator for each row takes four times as long
+        generator.random(out=streams[row])
     return torch.from_numpy(streams)
 
 

@@ -1,4 +1,4 @@
-"""Calls a function that may hang, for so long and no longer."""
+"""Calls functions that may hang, each for so long and no longer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-__all__ = ["TimeIsUp", "within"]
+__all__ = ["TimeIsUp", "time_limit"]
 
 
 class TimeIsUp(BaseException):
@@ -20,17 +21,33 @@ class TimeIsUp(BaseException):
         self.seconds = seconds
 
 
-def within(seconds: float | None, call: Callable[[], Any]) -> Any:
-    """What the call returns. Raises `TimeIsUp` after so many seconds.
+@contextmanager
+def time_limit(seconds: float | None) -> Generator[Callable[[Callable[[], Any]], Any]]:
+    """For the block, a function that gives what a call returns, and raises `TimeIsUp` for one above so many seconds.
 
-    In the main thread a signal interrupts it. Elsewhere it runs in a thread of its own, which is left behind, since
-    Python cannot end one.
+    In the main thread a signal interrupts the call. Elsewhere it runs in a thread of its own, which is left behind,
+    since Python cannot end one.
     """
     if seconds is None:
+        yield lambda call: call()
+    elif threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+        with _alarm(seconds) as ring:
+            yield partial(_call_until_alarm, seconds, ring)
+    else:
+        yield partial(_call_in_thread, seconds)
+
+
+def _call_until_alarm(seconds: float, ring: Callable[[int, Any], None], call: Callable[[], Any]) -> Any:
+    if signal.getsignal(signal.SIGALRM) is not ring:  # an earlier call set its own
+        signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
         return call()
-    if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
-        with _alarm(seconds):
-            return call()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _call_in_thread(seconds: float, call: Callable[[], Any]) -> Any:
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -49,14 +66,14 @@ def within(seconds: float | None, call: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def _alarm(seconds: float) -> Generator[None]:
+def _alarm(seconds: float) -> Generator[Callable[[int, Any], None]]:
     def ring(_number: int, _frame: Any) -> None:
         raise TimeIsUp(seconds)
 
     previous_handler = signal.signal(signal.SIGALRM, ring)
-    previous_timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    previous_timer = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
-        yield
+        yield ring
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous_handler)

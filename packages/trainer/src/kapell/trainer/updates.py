@@ -15,7 +15,7 @@ from kapell.protocol import DataProto
 from kapell.workergroup import WorkerGroup
 
 from .algorithms import BatchTotals, Metric, masked_whiten, merge_metrics
-from .balance import balanced_order
+from .balance import RowSizes
 from .metrics import add_metrics
 from .micro_batches import MicroBatches
 from .objectives import PolicyObjective, ValueObjective
@@ -74,10 +74,9 @@ def learn(
     needed = batch.select(batch_keys=[*objective.columns, *optional], non_tensor_batch_keys=[])
     # Every call is sent before the first result is read, so that workers never wait for the controller.
     calls = []
+    sizes = RowSizes.of(needed) if plan.balance else None
     for rows in mini_batches(batch.non_tensor_batch["uid"], plan, seed=seed):
-        mini = needed.select_idxs(rows)
-        if plan.balance:
-            mini = mini.select_idxs(balanced_order(mini, group.world_size))
+        mini = needed.select_idxs(rows if sizes is None else sizes.balanced(rows, group.world_size))
         mask_BT = mini.column("loss_mask" if "loss_mask" in optional else "response_mask")
         if plan.whiten_advantages:
             mini = _with_white_advantages(mini, mask_BT)
