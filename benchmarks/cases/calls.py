@@ -102,7 +102,7 @@ TINY = Benchmark(
     ),
     sizes=tuple({"workers": workers} for workers in (1, 2, 4, 8)),
     quick_sizes=({"workers": 2}, _FOUR),
-    units={"ping": "s", "rows": "s"},
+    units={"ping": "s", "rows": "s", "rows of six columns": "s"},
     axis="workers",
     rounds=9,
     uses_ray=True,

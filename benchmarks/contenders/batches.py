@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["MB", "float_columns", "make_columns"]
+__all__ = ["MB", "checked", "float_columns", "make_columns", "small_columns"]
 
 MB = 1_000_000
 _BYTES_PER_TOKEN = 8 + 8 + 4 + 4  # two integer columns, two of floats
@@ -28,6 +28,11 @@ def make_columns(rows: int, row_bytes: int) -> tuple[dict[str, torch.Tensor], di
         "extra_info": np.array([{"index": row, "split": "train"} for row in range(rows)], dtype=object),
     }
     return tensors, objects
+
+
+def small_columns(rows: int) -> tuple[dict[str, torch.Tensor], dict[str, np.ndarray]]:
+    """`make_columns` of 16 tokens a row."""
+    return make_columns(rows, 16 * _BYTES_PER_TOKEN)
 
 
 def float_columns(megabytes: int, num_columns: int = 4) -> dict[str, np.ndarray]:

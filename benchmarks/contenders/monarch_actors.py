@@ -8,7 +8,7 @@ import numpy as np
 from monarch.actor import Actor, endpoint, this_host
 
 from ..timing import seconds_once, seconds_per_call
-from .batches import checked, float_columns
+from .batches import checked, float_columns, small_columns
 
 Columns = dict[str, np.ndarray]
 
@@ -19,7 +19,7 @@ class MeshActor(Actor):
         return 1
 
     @endpoint
-    def rows(self, ids: np.ndarray) -> np.ndarray:
+    def rows(self, ids: Any) -> Any:
         return ids
 
     @endpoint
@@ -55,6 +55,12 @@ class Mesh:
         futures = [getattr(rank, endpoint_name).call_one(part) for rank, part in zip(self._ranks, parts, strict=True)]
         return [future.get() for future in futures]
 
+    def echo_of(self, endpoint_name: str, columns: Columns) -> Columns:
+        parts = {name: np.array_split(array, self._size) for name, array in columns.items()}
+        sent = [{name: parts[name][rank] for name in parts} for rank in range(self._size)]
+        answers = self.scatter(endpoint_name, sent)
+        return {name: np.concatenate([answer[name] for answer in answers]) for name in parts}
+
     def close(self) -> None:
         if self._processes is not None:
             self._processes.stop().get()
@@ -66,6 +72,12 @@ class MeshTiny(Mesh):
         self.make(workers)
         self._ids = np.arange(workers * 2)
         checked(self._rows().tolist(), self._ids.tolist(), "rows")
+        tensors, objects = small_columns(workers * 2)
+        self._columns = {**{name: tensor.numpy() for name, tensor in tensors.items()}, **objects}
+        checked(self._rows_of_columns()["uid"].tolist(), objects["uid"].tolist(), "columns")
+
+    def _rows_of_columns(self) -> Columns:
+        return self.echo_of("rows", self._columns)
 
     def _rows(self) -> np.ndarray:
         return np.concatenate(self.scatter("rows", np.array_split(self._ids, self._size)))
@@ -74,6 +86,7 @@ class MeshTiny(Mesh):
         return {
             "ping": seconds_per_call(lambda: self._actors.ping.call().get(), at_least=0.1),
             "rows": seconds_per_call(self._rows, at_least=0.1),
+            "rows of six columns": seconds_per_call(self._rows_of_columns, at_least=0.1),
         }
 
 
@@ -85,9 +98,7 @@ class MeshEcho(Mesh):
         checked(bool((answer["column_1"] == self._columns["column_1"]).all()), True, "echo")
 
     def _echo(self) -> Columns:
-        parts = {name: np.array_split(array, 4) for name, array in self._columns.items()}
-        answers = self.scatter("echo", [{name: parts[name][rank] for name in parts} for rank in range(4)])
-        return {name: np.concatenate([answer[name] for answer in answers]) for name in parts}
+        return self.echo_of("echo", self._columns)
 
     def round(self) -> dict[str, float]:
         return {"echo": seconds_once(self._echo)}

@@ -13,7 +13,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 from ..timing import seconds_once, seconds_per_call
-from .batches import checked, float_columns
+from .batches import checked, float_columns, small_columns
 from .memory import group_peaks
 from .ray_session import restart_ray, start_ray
 
@@ -74,11 +74,15 @@ class VerlTiny(VerlGroup):
         self.make(workers)
         self._batch = DataProto.from_dict(tensors={"ids": torch.arange(workers * 2)})
         checked(self._group.rows(self._batch).batch["ids"].tolist(), list(range(workers * 2)), "rows")
+        tensors, objects = small_columns(workers * 2)
+        self._columns = DataProto.from_dict(tensors=tensors, non_tensors=objects)
+        checked(self._group.rows(self._columns).non_tensor_batch["uid"].tolist(), objects["uid"].tolist(), "columns")
 
     def round(self) -> dict[str, float]:
         return {
             "ping": seconds_per_call(self._group.ping, at_least=0.1),
             "rows": seconds_per_call(lambda: self._group.rows(self._batch), at_least=0.1),
+            "rows of six columns": seconds_per_call(lambda: self._group.rows(self._columns), at_least=0.1),
         }
 
 
