@@ -133,6 +133,22 @@ def test_a_key_that_was_set_and_does_nothing_is_listed_with_what_it_needs():
     ]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ([], "needs algorithm.rollout_correction.bypass_mode=false"),
+        (["actor_rollout_ref.actor.use_kl_loss=true"], None),
+        (["algorithm.use_kl_in_reward=true"], None),
+    ],
+)
+def test_sizes_of_the_recomputed_pass_do_nothing_without_it_unless_the_reference_takes_them(overrides, reason):
+    sizes = ("log_prob_micro_batch_size_per_gpu=4", "log_prob_use_dynamic_bsz=false")
+    bypass = ["algorithm.rollout_correction.bypass_mode=true", *(f"actor_rollout_ref.rollout.{size}" for size in sizes)]
+    reasons = [key.reason for key in inactive_settings(load_config(overrides=[*bypass, *overrides]))]
+    assert len(reasons) == (2 if reason else 0)
+    assert all(found.startswith(reason) for found in reasons)
+
+
 def test_a_file_with_all_keys_lists_only_what_differs_from_the_default(tmp_path):
     first = load_config(overrides=["critic.grad_clip=3.0"])
     (tmp_path / "config.yaml").write_text(first.to_yaml())

@@ -64,7 +64,8 @@ def check_token_budgets(config: Config, longest_prompt: int) -> None:
     """
     sizes, longest = batch_sizes(config), longest_prompt + config.data.max_response_length
     budgets = {f"{_POLICY}.actor.ppo_max_token_len_per_gpu": sizes.actor}
-    budgets[f"{_POLICY}.rollout.log_prob_max_token_len_per_gpu"] = sizes.log_prob
+    if not config.algorithm.rollout_correction.bypass_mode:
+        budgets[f"{_POLICY}.rollout.log_prob_max_token_len_per_gpu"] = sizes.log_prob
     if config.use_reference:
         budgets[f"{_POLICY}.ref.log_prob_max_token_len_per_gpu"] = sizes.ref
     if config.use_critic:

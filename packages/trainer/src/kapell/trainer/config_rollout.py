@@ -30,6 +30,16 @@ def set_or_inherited(value: bool, *keys: str) -> Condition:
     return condition
 
 
+# For the old log-probabilities, or for those of the reference, which takes these sizes where it has none of its own.
+_HAS_PASSES = AnyOf(
+    (
+        Needs("algorithm.rollout_correction.bypass_mode", (False,)),
+        Needs("actor_rollout_ref.actor.use_kl_loss"),
+        Needs("algorithm.use_kl_in_reward"),
+    )
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
     """How validation samples."""
@@ -112,8 +122,13 @@ class RolloutConfig(SamplingConfig):
         **dict.fromkeys(("top_k", "top_p"), Needs(".do_sample")),
         "server": Needs(".name", ("openai",)),
         "max_num_seqs": Needs(".name", ("hf",)),
-        "log_prob_micro_batch_size_per_gpu": set_or_inherited(False, ".log_prob_use_dynamic_bsz", ACTOR_TOKENS),
-        "log_prob_max_token_len_per_gpu": set_or_inherited(True, ".log_prob_use_dynamic_bsz", ACTOR_TOKENS),
+        "log_prob_use_dynamic_bsz": _HAS_PASSES,
+        "log_prob_micro_batch_size_per_gpu": AllOf(
+            (_HAS_PASSES, set_or_inherited(False, ".log_prob_use_dynamic_bsz", ACTOR_TOKENS))
+        ),
+        "log_prob_max_token_len_per_gpu": AllOf(
+            (_HAS_PASSES, set_or_inherited(True, ".log_prob_use_dynamic_bsz", ACTOR_TOKENS))
+        ),
         "val_kwargs": Given("trainer.test_freq"),
     }
 
