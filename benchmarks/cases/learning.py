@@ -16,10 +16,11 @@ _UNITS = {
     "controller: bytes through it": "B",
 }
 _BUNDLED = {"prompts": 64}
+_BYPASS = "kapell, Ray, bypass_mode"  # the sampler's log-probabilities are the old ones
 
 
-def _kapell(name: str, algorithm: str, backend: str, workers: int) -> Contender:
-    options = {"loop": _KAPELL, "algorithm": algorithm, "backend": backend, "workers": workers, "threads": 1}
+def _kapell(name: str, algorithm: str, backend: str, workers: int, **more: bool) -> Contender:
+    options = {"loop": _KAPELL, "algorithm": algorithm, "backend": backend, "workers": workers, "threads": 1, **more}
     return Contender(name, _PACED, options)
 
 
@@ -32,6 +33,7 @@ GRPO = Benchmark(
     title="A GRPO step of the bundled task: 8 responses of up to 6 tokens a prompt, 4 optimizer steps, 2 cores",
     contenders=(
         _kapell("kapell, Ray, 2 workers", "grpo", "ray", 2),
+        _kapell(_BYPASS, "grpo", "ray", 2, bypass=True),
         _kapell("kapell, local, 1 worker", "grpo", "local", 1),
         _trl("TRL, 2 threads", "trl_grpo", 2, "trl"),
         _trl("TRL, 1 thread", "trl_grpo", 1, "trl"),
@@ -48,6 +50,15 @@ GRPO = Benchmark(
             text="one GRPO step of the bundled task on Ray, 2 workers: at most half of TRL's with 2 threads",
             metric="step",
             size=_BUNDLED,
+            kind="faster",
+            peer="TRL, 2 threads",
+            limit=2,
+        ),
+        Budget(
+            text="the same with the sampler's log-probabilities as the old ones (`bypass_mode=true`)",
+            metric="step",
+            size=_BUNDLED,
+            ours=_BYPASS,
             kind="faster",
             peer="TRL, 2 threads",
             limit=2,

@@ -55,8 +55,13 @@ class StepHook(Hook):
         return sum(rank.bytes_in + rank.bytes_out for method in self._group.stats().methods for rank in method.ranks)
 
 
-def run(step_done: StepDone, *, algorithm: str, backend: str, workers: int, threads: int, prompts: int) -> None:
-    """GRPO or PPO on ``workers`` processes of ``threads`` threads each, or in this process."""
+def run(
+    step_done: StepDone, *, algorithm: str, backend: str, workers: int, threads: int, prompts: int, bypass: bool = False
+) -> None:
+    """GRPO or PPO on ``workers`` processes of ``threads`` threads each, or in this process.
+
+    With ``bypass`` the sampler's log-probabilities are the old ones, and no pass recomputes them.
+    """
     torch.set_num_threads(threads)
     if backend == "ray":
         from .ray_session import start_ray
@@ -79,6 +84,7 @@ def run(step_done: StepDone, *, algorithm: str, backend: str, workers: int, thre
             f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts // MINI_BATCHES}",
             f"actor_rollout_ref.actor.ppo_epochs={EPOCHS}",
             f"critic.ppo_epochs={EPOCHS}",
+            f"algorithm.rollout_correction.bypass_mode={str(bypass).lower()}",
             "actor_rollout_ref.actor.entropy_coeff=0",  # TRL has no such term
             f"actor_rollout_ref.model.hidden_size={HIDDEN_SIZE}",
             f"actor_rollout_ref.model.num_hidden_layers={LAYERS}",
