@@ -68,7 +68,8 @@ class _Dense:
         if len({column.dtype for column in columns}) == 1:
             dtype = columns[0].dtype
             pieces = list(columns if dtype in _EVERYWHERE else map(_bits, columns))
-            out = large_output(pieces, (sum(map(len, pieces)), *pieces[0].shape[1:]))
+            rows = sum(piece.shape[0] for piece in pieces)  # len() of a tensor is a function in Python
+            out = large_output(pieces, (rows, *pieces[0].shape[1:]))
             try:
                 return _as(dtype, torch.cat(pieces, dim=0, out=out))
             except RuntimeError:  # of which the shapes or devices are the usual reason, and then said better below
