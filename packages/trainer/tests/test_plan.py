@@ -1,6 +1,7 @@
 """What a configuration will do, said before it does."""
 
 import re
+import sys
 from dataclasses import fields, is_dataclass
 from functools import cache
 
@@ -358,6 +359,29 @@ def test_what_would_end_the_run_before_it_starts_is_said_in_the_run_s_own_words(
     found = plan_run(resolved)
     assert found.obstacle == str(caught.value)
     assert found.stages
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["trainer.resume_mode=path", "trainer.resume_from_path=gone"], "gone"),
+        (["trainer.resume_mode=path", "trainer.resume_from_path=old"], "old"),
+        (["trainer.default_local_dir=old"], "old holds a run already"),
+        (["trainer.logger=[wandb]"], r"pip install kapell-trainer\[wandb\]"),
+    ],
+)
+def test_a_checkpoint_a_folder_or_a_logger_that_would_end_the_run_is_in_the_plan(files, monkeypatch, overrides, words):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    (files / "old").mkdir()
+    (files / "old" / "metrics.jsonl").write_text("{}\n")
+    found = plan_run(load_config(overrides=overrides))
+    assert found.obstacle is not None
+    assert re.search(words, found.obstacle)
+
+
+def test_a_plan_makes_no_folder(files):
+    assert plan_run(load_config(overrides=["trainer.default_local_dir=new"])).obstacle is None
+    assert not (files / "new").exists()
 
 
 def test_a_plan_without_an_obstacle_has_none(files):

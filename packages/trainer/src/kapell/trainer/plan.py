@@ -5,14 +5,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from .choices import estimator_reads
 from .config import Config, RewardModelConfig, TrainerConfig
 from .config_load import ResolvedConfig
 from .devices import DeviceType
 from .inactive import InactiveKey, inactive_settings
+from .loggers import build_loggers
 from .observe import ObservedStage
 from .prepare import prepare
+from .resume import find_resume
 from .stand_in import StandInRun, observe_stand_in
 
 __all__ = ["PlannedPool", "PlannedRole", "RunPlan", "plan_run", "reason_of_step"]
@@ -74,15 +77,15 @@ class RunPlan:
     inactive: list[InactiveKey]
     """The keys that were set and do nothing."""
     obstacle: str | None
-    """Why a run would end before its workers start, in the run's own words: a file that is not there, a model that does
-    not fit. None where nothing is in the way."""
+    """Why a run would end before its workers start, in the run's own words: a checkpoint or a file that is not there, a
+    logger that is not installed, a model that does not fit. None where nothing is in the way."""
 
 
 def plan_run(resolved: ResolvedConfig) -> RunPlan:
     """The plan of a configuration. One step is run in small, so that roles and stages are those of the run itself.
 
-    Data, rewards and models are then read and checked as a run does it; what is wrong with them is the plan's
-    ``obstacle``. Raises ``ValueError`` for a configuration that cannot run whatever they are.
+    Checkpoint, loggers, data, rewards and models are then looked for and checked as a run does it; what is wrong with
+    them is the plan's ``obstacle``. Raises ``ValueError`` for a configuration that cannot run whatever they are.
     """
     config = resolved.config
     seen = observe_stand_in(config)
@@ -101,8 +104,11 @@ def plan_run(resolved: ResolvedConfig) -> RunPlan:
 
 
 def _obstacle(config: Config) -> str | None:
+    own = config.trainer.default_local_dir
     with tempfile.TemporaryDirectory() as folder:
         try:
+            find_resume(config, Path(own).expanduser() if own else folder)
+            build_loggers(config.trainer.logger, folder, project="", experiment="", config={})
             prepare(config, folder)
         except (ValueError, OSError) as error:
             return str(error)
