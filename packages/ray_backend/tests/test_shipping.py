@@ -2,6 +2,8 @@ import importlib.util
 import pickle
 import sys
 import threading
+from collections import OrderedDict
+from types import MethodType
 
 import numpy as np
 import pytest
@@ -78,6 +80,42 @@ def test_the_stand_in_reads_as_the_value_itself():
     back = pickle.loads(stream, buffers=[bytes(buffer.raw()) for buffer in buffers])
     assert back["x"].tolist() == [0, 1, 2, 3, 4]
     back["x"][0] = 7
+
+
+class Unhashable:
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return type(other) is type(self) and other.value == self.value
+
+    __hash__ = None
+
+    def method(self):
+        return self.value
+
+    @classmethod
+    def made(cls):
+        return cls(0)
+
+
+@pytest.mark.parametrize("kind", ["cells", "meta", "list"])
+@pytest.mark.parametrize(
+    "value",
+    [Unhashable([1]), Unhashable(1).method, Unhashable.made, Unhashable, len, OrderedDict(a=1)],
+    ids=repr,
+)
+def test_values_of_the_users_travel_inside_plain_ones(kind, value):
+    cells = np.empty(1, dtype=object)
+    cells[0] = value
+    whole = {"cells": DataProto(non_tensor_batch={"c": cells}), "meta": DataProto(meta_info={"m": value})}
+    back = travelled(whole.get(kind, [value, "text"]))
+    arrived = {"cells": lambda: back.non_tensor_batch["c"][0], "meta": lambda: back.meta_info["m"]}
+    found = arrived.get(kind, lambda: back[0])()
+    assert type(found) is type(value)
+    if isinstance(value, MethodType):
+        found, value = found(), value()
+    assert found == value
 
 
 def test_closures_and_lambdas_travel_by_value():

@@ -1,5 +1,8 @@
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kapell.trainer.algorithms import position_ids
 from kapell.trainer.data import pad_left
@@ -79,6 +82,16 @@ def test_streams_differ_by_seed_step_and_sample():
         torch.equal(base, other)
         for other in (sample_streams(2, 1, [5], 4), sample_streams(1, 2, [5], 4), sample_streams(1, 1, [6], 4))
     )
+
+
+@given(st.lists(st.integers(0, 2**63), max_size=5), st.integers(0, 9))
+def test_each_row_has_the_numbers_of_a_generator_of_its_own(sample_ids, length):
+    rows = sample_streams(3, 4, sample_ids, length)
+    assert rows.shape == (len(sample_ids), length)
+    for row, sample_id in zip(rows, sample_ids, strict=True):
+        counter = np.array([0, 0, 0, sample_id], dtype=np.uint64)
+        own = np.random.Generator(np.random.Philox(key=np.array([3, 4], dtype=np.uint64), counter=counter))
+        assert row.tolist() == own.random(length).tolist()
 
 
 def test_equal_neighbouring_prompts_are_prefilled_once(policy):

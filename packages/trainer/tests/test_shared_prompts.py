@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from kapell.trainer import forward
@@ -13,6 +15,7 @@ from kapell.trainer.engine import TrainEngine
 from kapell.trainer.forward import policy_forward
 from kapell.trainer.models import build_policy, new_model_config
 from kapell.trainer.objectives import PolicyObjective
+from kapell.trainer.prefill import different_rows
 
 TEMPERATURE = 0.7
 
@@ -41,6 +44,14 @@ def rows_of(
         "old_log_probs": -torch.rand(response_mask_BT.shape, generator=random),
         "advantages": torch.randn(response_mask_BT.shape, generator=random),
     }
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(-1, 1)), max_size=9))
+def test_rows_are_of_one_kind_where_all_their_columns_are_equal(rows):
+    first_BP, second_BP = torch.tensor(rows, dtype=torch.long).reshape(-1, 2).split(1, dim=1)
+    found = different_rows(first_BP, second_BP)
+    assert [rows[number] for number in found.rows] == list(dict.fromkeys(rows))
+    assert [rows[found.rows[kind]] for kind in found.kind_of_row] == rows
 
 
 def never(*_: object, **__: object) -> None:

@@ -19,8 +19,9 @@ from .models import computes_again, has_dropout
 __all__ = ["DifferentRows", "different_rows", "prefill", "shared_prompts"]
 
 _LEAST_SHARE = 0.25  # of all tokens
-_known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()  # a search through all modules, for each pass
 _LEAST_TOKENS = 256  # below it the second pass costs more, even through the smallest model
+
+_noisy_or_frugal: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 class DifferentRows(NamedTuple):
@@ -86,10 +87,8 @@ def prefill(
 def _may_share(model: PreTrainedModel) -> bool:
     if isinstance(model, FSDPModule):
         return False
-    return not model.training or not _noisy_or_frugal(model)
-
-
-def _noisy_or_frugal(model: PreTrainedModel) -> bool:
-    if model not in _known:
-        _known[model] = has_dropout(model) or computes_again(model)
-    return _known[model]
+    if not model.training:
+        return True
+    if model not in _noisy_or_frugal:  # asked once: it is a search through all modules
+        _noisy_or_frugal[model] = has_dropout(model) or computes_again(model)
+    return not _noisy_or_frugal[model]
