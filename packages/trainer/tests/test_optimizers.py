@@ -53,6 +53,11 @@ def test_a_step_is_one_operation_unless_another_way_is_asked_for(override, fused
     assert optimizer.defaults["fused"] is fused
 
 
+def test_on_other_devices_torch_chooses_how_to_step():
+    optimizer = build_optimizer([torch.nn.Parameter(torch.ones(2, device="meta"))], OptimConfig())
+    assert not optimizer.defaults["fused"]
+
+
 def test_an_optimizer_of_ones_own_is_found_by_its_module(tmp_path, monkeypatch):
     (tmp_path / "own_optimizers.py").write_text(
         "import torch\n"

@@ -18,7 +18,8 @@ from .config import OptimConfig
 
 __all__ = ["build_optimizer", "build_schedule", "check_optimizer", "learning_rate_factor", "optimizer_options"]
 
-_FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)  # on all devices; Adagrad on the CPU only
+_FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)  # on both devices; Adagrad on the CPU only
+_FUSED_ON = frozenset({"cpu", "cuda"})
 _WAYS = frozenset({"fused", "foreach", "differentiable", "capturable"})  # arguments of torch's that exclude each other
 _OWN_SHAPES = ("constant", "cosine", "linear")  # their first step is not lost to a learning rate of 0
 
@@ -28,10 +29,15 @@ def build_optimizer(parameters: Iterable[Tensor], config: OptimConfig) -> torch.
 
     Raises ``ValueError`` for a class that cannot be found, or arguments that it does not take.
     """
+    parameters = list(parameters)
     cls, known = _optimizer_class(config), optimizer_options(config)
     values = {"betas": tuple(config.betas), "eps": config.eps, "weight_decay": config.weight_decay}
     chosen = {name: value for name, value in values.items() if name in known} | dict(config.override_optimizer_config)
-    if cls in _FUSED and not _WAYS.intersection(config.override_optimizer_config):
+    if (
+        cls in _FUSED
+        and _FUSED_ON.issuperset(parameter.device.type for parameter in parameters)
+        and not _WAYS.intersection(config.override_optimizer_config)
+    ):
         chosen["fused"] = True  # one operation instead of a dozen for each parameter
     for name in config.override_optimizer_config:
         if name not in known:
