@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["MB", "checked", "float_columns", "make_columns", "small_columns"]
+__all__ = ["MB", "checked", "float_columns", "make_columns", "small_arrays", "small_columns"]
 
 MB = 1_000_000
 _BYTES_PER_TOKEN = 8 + 8 + 4 + 4  # two integer columns, two of floats
@@ -33,6 +33,12 @@ def make_columns(rows: int, row_bytes: int) -> tuple[dict[str, torch.Tensor], di
 def small_columns(rows: int) -> tuple[dict[str, torch.Tensor], dict[str, np.ndarray]]:
     """`make_columns` of 16 tokens a row."""
     return make_columns(rows, 16 * _BYTES_PER_TOKEN)
+
+
+def small_arrays(rows: int) -> dict[str, np.ndarray]:
+    """`small_columns` as numpy arrays, all in one."""
+    tensors, objects = small_columns(rows)
+    return {**{name: tensor.numpy() for name, tensor in tensors.items()}, **objects}
 
 
 def float_columns(megabytes: int, num_columns: int = 4) -> dict[str, np.ndarray]:

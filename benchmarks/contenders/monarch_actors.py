@@ -8,7 +8,7 @@ import numpy as np
 from monarch.actor import Actor, endpoint, this_host
 
 from ..timing import seconds_once, seconds_per_call
-from .batches import checked, float_columns, small_columns
+from .batches import checked, float_columns, small_arrays
 
 Columns = dict[str, np.ndarray]
 
@@ -72,9 +72,8 @@ class MeshTiny(Mesh):
         self.make(workers)
         self._ids = np.arange(workers * 2)
         checked(self._rows().tolist(), self._ids.tolist(), "rows")
-        tensors, objects = small_columns(workers * 2)
-        self._columns = {**{name: tensor.numpy() for name, tensor in tensors.items()}, **objects}
-        checked(self._rows_of_columns()["uid"].tolist(), objects["uid"].tolist(), "columns")
+        self._columns = small_arrays(workers * 2)
+        checked(self._rows_of_columns()["uid"].tolist(), self._columns["uid"].tolist(), "columns")
 
     def _rows_of_columns(self) -> Columns:
         return self.echo_of("rows", self._columns)

@@ -11,7 +11,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..timing import seconds_once, seconds_per_call
-from .batches import checked, float_columns, small_columns
+from .batches import checked, float_columns, small_arrays
 from .memory import peaks
 from .ray_session import restart_ray, start_ray
 
@@ -68,6 +68,16 @@ class PlainActors:
             ray.get([actor.ping.remote() for actor in self._actors])
         return self._actors
 
+    def echo_of(self, method: str, columns: Columns) -> Columns:
+        parts = {name: np.array_split(array, len(self._actors)) for name, array in columns.items()}
+        answers = ray.get(
+            [
+                getattr(actor, method).remote({name: parts[name][rank] for name in parts})
+                for rank, actor in enumerate(self._actors)
+            ]
+        )
+        return {name: np.concatenate([answer[name] for answer in answers]) for name in parts}
+
     def close(self) -> None:
         for actor in self._actors:
             ray.kill(actor)
@@ -79,16 +89,11 @@ class PlainTiny(PlainActors):
         self.make(workers)
         self._ids = np.arange(workers * 2)
         checked(self._rows().tolist(), self._ids.tolist(), "rows")
-        tensors, objects = small_columns(workers * 2)
-        self._columns = {**{name: tensor.numpy() for name, tensor in tensors.items()}, **objects}
-        checked(self._rows_of_columns()["uid"].tolist(), objects["uid"].tolist(), "columns")
+        self._columns = small_arrays(workers * 2)
+        checked(self._rows_of_columns()["uid"].tolist(), self._columns["uid"].tolist(), "columns")
 
     def _rows_of_columns(self) -> Columns:
-        parts = {name: np.array_split(array, len(self._actors)) for name, array in self._columns.items()}
-        answers = ray.get(
-            [actor.rows.remote({name: parts[name][rank] for name in parts}) for rank, actor in enumerate(self._actors)]
-        )
-        return {name: np.concatenate([answer[name] for answer in answers]) for name in parts}
+        return self.echo_of("rows", self._columns)
 
     def _rows(self) -> np.ndarray:
         parts = np.array_split(self._ids, len(self._actors))
@@ -122,14 +127,7 @@ class PlainEcho(PlainActors):
         checked(bool((answer["column_1"] == self._columns["column_1"]).all()), True, "echo")
 
     def _echo(self) -> Columns:
-        parts = {name: np.array_split(array, 4) for name, array in self._columns.items()}
-        answers = ray.get(
-            [
-                getattr(actor, self._method).remote({name: parts[name][rank] for name in parts})
-                for rank, actor in enumerate(self._actors)
-            ]
-        )
-        return {name: np.concatenate([answer[name] for answer in answers]) for name in parts}
+        return self.echo_of(self._method, self._columns)
 
     def round(self) -> dict[str, float]:
         return {"echo": seconds_once(self._echo)}
