@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from .config_checks import require_not_negative, require_positive
 from .config_conditions import AllOf, AnyOf, Conditions, Lacks, Needs, OptionOf, Unset
 from .config_optim import OptimConfig
-from .config_rollout import ACTOR_TOKENS, LOG_PROB_TOKENS, RolloutConfig, set_or_inherited
+from .config_rollout import ACTOR_TOKENS, LOG_PROB_TOKENS, USES_REFERENCE, RolloutConfig, set_or_inherited
 
 __all__ = [
     "ActorConfig",
@@ -201,7 +201,7 @@ class ActorRolloutRefConfig:
     """The frozen reference."""
 
     active_if: ClassVar[Conditions] = {
-        "ref": AnyOf((Needs(".actor.use_kl_loss"), Needs("algorithm.use_kl_in_reward"))),
+        "ref": USES_REFERENCE,
     }
 
 

@@ -11,6 +11,7 @@ from .config_conditions import AllOf, AnyOf, Condition, Conditions, Given, Needs
 __all__ = [
     "ACTOR_TOKENS",
     "LOG_PROB_TOKENS",
+    "USES_REFERENCE",
     "RolloutConfig",
     "RolloutServerConfig",
     "SamplingConfig",
@@ -30,14 +31,10 @@ def set_or_inherited(value: bool, *keys: str) -> Condition:
     return condition
 
 
+USES_REFERENCE = AnyOf((Needs("actor_rollout_ref.actor.use_kl_loss"), Needs("algorithm.use_kl_in_reward")))
+"""A run computes the reference's log-probabilities."""
 # For the old log-probabilities, or for those of the reference, which takes these sizes where it has none of its own.
-_HAS_PASSES = AnyOf(
-    (
-        Needs("algorithm.rollout_correction.bypass_mode", (False,)),
-        Needs("actor_rollout_ref.actor.use_kl_loss"),
-        Needs("algorithm.use_kl_in_reward"),
-    )
-)
+_HAS_PASSES = AnyOf((Needs("algorithm.rollout_correction.bypass_mode", (False,)), USES_REFERENCE))
 
 
 @dataclass(frozen=True, kw_only=True)

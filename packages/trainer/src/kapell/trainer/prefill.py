@@ -42,12 +42,11 @@ def different_rows(*columns_BP: Tensor) -> DifferentRows:
     """
     whole_BX = torch.cat(columns_BP, dim=1)
     # By hash: torch.unique sorts the rows with a call for each two that it compares, a tenth of a small model's pass.
-    kinds: dict[bytes, int] = {}
-    kind_of_row = [kinds.setdefault(row.tobytes(), len(kinds)) for row in whole_BX.cpu().numpy()]
-    first = dict(zip(reversed(kind_of_row), reversed(range(len(kind_of_row))), strict=True))
-    rows = [first[kind] for kind in range(len(kinds))]
+    first: dict[bytes, int] = {}
+    first_of_row = [first.setdefault(row.tobytes(), number) for number, row in enumerate(whole_BX.cpu().numpy())]
     as_tensor = partial(torch.tensor, dtype=torch.long, device=whole_BX.device)
-    return DifferentRows(as_tensor(rows), as_tensor(kind_of_row))
+    rows_U = as_tensor(list(first.values()))  # rising
+    return DifferentRows(rows_U, torch.searchsorted(rows_U, as_tensor(first_of_row)))
 
 
 def shared_prompts(model: PreTrainedModel, prompts: Mapping[str, Tensor], *, width: int) -> DifferentRows | None:
