@@ -157,3 +157,35 @@ def test_a_future_that_is_also_a_list_is_a_future():
             "mesh:tp": [[10, 20], [10, 20], [30, 40], [30, 40]],
         }
         assert got == expected[mode.name]
+
+
+class Columns:
+    """A batch by reference: its columns are known before it is there."""
+
+    __kapell_future__ = True
+    columns = ()
+
+    def __init__(self, names):
+        self.columns = names
+
+    def __len__(self):
+        return 2
+
+    def chunk(self, count):
+        return [self] * count
+
+    @staticmethod
+    def concat(parts):
+        return parts[0]
+
+    def select(self, names):
+        return Columns(tuple(names))
+
+    def get(self, timeout=None):
+        return self.columns
+
+
+@pytest.mark.parametrize("argument", [Columns(("a", "b", "c")), Pending(Columns(("a", "b", "c")))], ids=["it", "later"])
+def test_only_the_columns_that_are_read_are_fetched(argument):
+    assert materialize((argument, 1), {"batch": argument}, ("c", "a")) == ((("a", "c"), 1), {"batch": ("a", "c")})
+    assert materialize((argument,), {}) == ((("a", "b", "c"),), {})

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -171,32 +170,6 @@ def test_it_is_known_as_a_future_and_shows_itself(future):
 
 def test_an_empty_cut_still_has_the_columns(future):
     assert future.chunk(12)[11].get() == WHOLE[10:]
-
-
-@dataclass(frozen=True)
-class ColumnShard:
-    """Columns that lie apart: the seam for columns by reference."""
-
-    columns: dict
-    num_rows: int
-
-    def refs(self, columns):
-        return [self.columns[name] for name in columns or self.columns]
-
-    def assemble(self, values, columns):
-        return DataProto.from_single_dict(dict(zip(columns or self.columns, values, strict=True)))
-
-
-def test_shards_whose_columns_lie_apart_give_only_those_asked_for(store):
-    shards = []
-    for part in WHOLE.chunk(2):
-        columns = {name: store.put(part.column(name)) for name in part.columns}
-        shards.append(ColumnShard(columns, len(part)))
-    future = DataProtoFuture.of_shards(shards, store)
-    assert future.chunk(2)[0].get(columns=["t"]).non_tensor_batch["t"].tolist() == [f"row {row}" for row in range(5)]
-    assert store.fetched == [shards[0].columns["t"]]
-    whole = future.get()
-    assert whole.batch["id"].tolist() == list(range(10))
 
 
 @pytest.mark.parametrize("rows", [list(range(10)), torch.arange(10), np.arange(10)], ids=["list", "tensor", "array"])

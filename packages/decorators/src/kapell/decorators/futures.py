@@ -1,9 +1,10 @@
 """Results that are not there yet, as arguments of the next call."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
+from kapell.decorators.columns import only
 from kapell.decorators.rows import part_of
 from kapell.decorators.splitting import splitter_of
 
@@ -25,15 +26,17 @@ def is_future(value: Any) -> TypeGuard[Future]:
     return getattr(type(value), "__kapell_future__", False) is True
 
 
-def materialize(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with each future replaced by its value.
+def materialize(
+    args: Sequence[Any], kwargs: Mapping[str, Any], reads: Sequence[str] = ()
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with each future replaced by its value, of whose columns only those among `reads` are kept.
 
     The worker's side of a backend calls this before it calls a method whose label says `materialize_futures`.
 
     >>> materialize((1,), {"b": 2})
     ((1,), {'b': 2})
     """
-    return tuple(_value(arg) for arg in args), {name: _value(arg) for name, arg in kwargs.items()}
+    return tuple(_value(arg, reads) for arg in args), {name: _value(arg, reads) for name, arg in kwargs.items()}
 
 
 @dataclass(frozen=True)
@@ -78,5 +81,9 @@ class FutureEntry:
         return entries[self.rank]
 
 
-def _value(value: Any) -> Any:
-    return value.get() if is_future(value) else value
+def _value(value: Any, reads: Sequence[str]) -> Any:
+    if not is_future(value):
+        return value
+    while is_future(value):  # a call may give a reference to what it has made
+        value = (only(value, reads) if reads else value).get()
+    return only(value, reads) if reads else value

@@ -6,12 +6,14 @@ from kapell.protocol.dataproto import DataProto, DataProtoItem, collate_fn, list
 from kapell.protocol.disk import BatchFileError, UnsafeValueError
 from kapell.protocol.distributed import all_gather_data_proto
 from kapell.protocol.folding import fold_batch_dim, unfold_batch_dim
-from kapell.protocol.future import DataProtoFuture, Shard, StoredShard
+from kapell.protocol.future import DataProtoFuture
 from kapell.protocol.meta import MetaPolicy, merge_meta, merge_metrics, register_meta_policy
 from kapell.protocol.padding import pad_dataproto_to_divisor, unpad_dataproto
 from kapell.protocol.read_only import ReadOnlyError, ReadOnlyTensor
 from kapell.protocol.schema import Column, Ragged, Schema, SchemaError
 from kapell.protocol.store import MemoryStore, Store
+from kapell.protocol.stored import StoredBatch
+from kapell.protocol.stored_columns import ColumnFacts
 from kapell.protocol.tensor_bytes import (
     deserialize_single_tensor,
     deserialize_tensordict,
@@ -24,6 +26,7 @@ from kapell.protocol.wire import pack, unpack
 __all__ = [
     "BatchFileError",
     "Column",
+    "ColumnFacts",
     "DataProto",
     "DataProtoConfig",
     "DataProtoFuture",
@@ -35,9 +38,8 @@ __all__ = [
     "ReadOnlyTensor",
     "Schema",
     "SchemaError",
-    "Shard",
     "Store",
-    "StoredShard",
+    "StoredBatch",
     "UnsafeValueError",
     "all_gather_data_proto",
     "collate_fn",

@@ -210,6 +210,12 @@ class DataProto(RowOperations, ColumnOperations):
         self.__dict__.update(state)
         self._tensors = self.__dict__.pop("batch")
 
+    def __kapell_keep__(self, store: Any) -> Any:
+        """Leave the columns in a store, by reference."""
+        from kapell.protocol.stored import StoredBatch  # it is made of this class
+
+        return StoredBatch.put(self, store)
+
     def __kapell_private__(self, private: Callable[[Any], Any]) -> Self:
         """Give a copy as if this batch had travelled; ``private`` copies what the batch does not copy itself."""
         own = ("_tensors", "non_tensor_batch")

@@ -11,45 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 from tensordict import TensorDictBase
 
 from kapell.protocol.indexing import balanced_bounds
-from kapell.protocol.store import Store
+from kapell.protocol.naming import only
+from kapell.protocol.store import Store, reference_key
 from kapell.protocol.tensordict_utils import concat_tensordict, get_keys
 
-__all__ = ["CollectsParts", "DataProtoFuture", "Shard", "StoredShard"]
-
-
-class Shard(Protocol):
-    """One producer's rows. Shards that hold columns apart give only the references of the columns asked for."""
-
-    @property
-    def num_rows(self) -> int | None:
-        """Rows it has, None as long as nobody knows."""
-        ...
-
-    def refs(self, columns: Sequence[str] | None) -> list[Any]:
-        """Give the references to fetch for these columns (None: for all)."""
-        ...
-
-    def assemble(self, values: Sequence[Any], columns: Sequence[str] | None) -> Any:
-        """Make the batch of what those references held."""
-        ...
-
-
-@dataclass(frozen=True)
-class StoredShard:
-    """A shard that is one value in the store."""
-
-    ref: Any
-    """Its reference."""
-    num_rows: int | None = None
-    """Rows it has, if known."""
-
-    def refs(self, columns: Sequence[str] | None) -> list[Any]:
-        """Give the one reference."""
-        return [self.ref]
-
-    def assemble(self, values: Sequence[Any], columns: Sequence[str] | None) -> Any:
-        """Give the batch, with only the columns asked for."""
-        return values[0] if columns is None else _select(values[0], columns)
+__all__ = ["CollectsParts", "DataProtoFuture"]
 
 
 @runtime_checkable
@@ -67,9 +33,9 @@ class CollectsParts(Protocol):
 
 @dataclass(frozen=True)
 class _Piece:
-    """Rows ``start`` to ``stop`` of a shard; ``stop`` is None for a shard of unknown size, taken whole."""
+    """Rows ``start`` to ``stop`` of a stored batch; ``stop`` is None for one of unknown size, taken whole."""
 
-    shard: Shard
+    ref: Any
     start: int
     stop: int | None
 
@@ -103,13 +69,8 @@ class DataProtoFuture:
         if rows is not None and len(rows) != len(futures):
             raise ValueError(f"there are {len(futures)} shards but row counts for {len(rows)}")
         counts: Sequence[int | None] = [None] * len(futures) if rows is None else rows
-        shards = [StoredShard(ref, count) for ref, count in zip(futures, counts, strict=True)]
-        self._set(tuple(_Piece(shard, 0, shard.num_rows) for shard in shards), store, collect_fn, ())
-
-    @classmethod
-    def of_shards(cls, shards: Iterable[Shard], store: Store) -> DataProtoFuture:
-        """Make a future of shards of any kind."""
-        return cls._of(tuple(_Piece(shard, 0, shard.num_rows) for shard in shards), store, None, ())
+        pieces = (_Piece(ref, 0, count) for ref, count in zip(futures, counts, strict=True))
+        self._set(tuple(pieces), store, collect_fn, ())
 
     @staticmethod
     def concat(data: Sequence[DataProtoFuture]) -> DataProtoFuture:
@@ -126,7 +87,7 @@ class DataProtoFuture:
     @property
     def futures(self) -> tuple[Any, ...]:
         """References to everything that `get` would fetch, each once."""
-        return tuple(self._references(None))
+        return tuple({reference_key(piece.ref): piece.ref for piece in self._pieces}.values())
 
     @property
     def num_rows(self) -> int | None:
@@ -163,13 +124,12 @@ class DataProtoFuture:
 
     def get(self, timeout: float | None = None, *, columns: Sequence[str] | None = None) -> Any:
         """Fetch the rows, with all columns or those named; TimeoutError when they are not there in time (seconds)."""
-        references = self._references(columns)
+        references = self.futures
         values = self._store.get(references, timeout=timeout)
-        by_reference = dict(zip(map(_key, references), values, strict=True))
-        parts = []
-        for piece in self._pieces:
-            fetched = [by_reference[_key(ref)] for ref in piece.shard.refs(columns)]
-            parts.append(_rows(piece.shard.assemble(fetched, columns), piece))
+        by_reference = dict(zip(map(reference_key, references), values, strict=True))
+        parts = [_rows(by_reference[reference_key(piece.ref)], piece) for piece in self._pieces]
+        if columns is not None:
+            parts = [_select(part, columns) for part in parts]
         cuts = list(self._cuts)
         if cuts and isinstance(self._collect, CollectsParts):
             whole = self._collect.part(parts, *cuts.pop(0))
@@ -202,17 +162,6 @@ class DataProtoFuture:
         future._set(*parts)
         return future
 
-    def _references(self, columns: Sequence[str] | None) -> list[Any]:
-        return list({_key(ref): ref for piece in self._pieces for ref in piece.shard.refs(columns)}.values())
-
-
-def _key(ref: Any) -> Any:
-    try:
-        hash(ref)
-    except TypeError:
-        return id(ref)
-    return ref
-
 
 def _length(piece: _Piece) -> int:
     assert piece.stop is not None
@@ -234,12 +183,7 @@ def _rows(batch: Any, piece: _Piece) -> Any:
 
 
 def _select(batch: Any, columns: Sequence[str]) -> Any:
-    if isinstance(batch, TensorDictBase):
-        return get_keys(batch, columns)
-    for name in columns:
-        batch.column(name)
-    tensors = [name for name in columns if name not in batch.non_tensor_batch]
-    return batch.select(tensors, [name for name in columns if name in batch.non_tensor_batch])
+    return get_keys(batch, columns) if isinstance(batch, TensorDictBase) else only(batch, columns)
 
 
 def _concat(parts: list[Any]) -> Any:

@@ -13,7 +13,7 @@ from kapell.protocol.container import BatchContainer
 from kapell.protocol.meta import copy_meta, union_meta
 from kapell.protocol.unions import union_columns
 
-__all__ = ["ColumnOperations"]
+__all__ = ["ColumnOperations", "only"]
 
 
 class ColumnOperations(BatchContainer):
@@ -73,8 +73,13 @@ class ColumnOperations(BatchContainer):
         renamed._padded = self._padded
         return renamed
 
-    def union(self, other: BatchContainer) -> Self:
-        """Give a batch with the columns and ``meta_info`` of both; what both have must be the same (NaN equals NaN)."""
+    def union(self, other: Any) -> Self:
+        """Give a batch with the columns and ``meta_info`` of both; what both have must be the same (NaN equals NaN).
+
+        With a `StoredBatch` it is one, too.
+        """
+        if (onto := getattr(other, "union_onto", None)) is not None:
+            return onto(self)
         rows = _common_rows(self, other)
         tensors = union_columns(self.batch, other.batch)
         arrays = union_columns(self.non_tensor_batch, other.non_tensor_batch)
@@ -90,13 +95,24 @@ class ColumnOperations(BatchContainer):
         return merged
 
     def __or__(self, other: object) -> Self:
-        return self.union(other) if isinstance(other, BatchContainer) else NotImplemented
+        is_batch = isinstance(other, BatchContainer) or hasattr(other, "union_onto")
+        return self.union(other) if is_batch else NotImplemented
 
     def to(self, device: Any) -> Self:
         """Give a batch whose tensors are on ``device``."""
         moved = self._map(lambda column: cut(column, 0, num_rows(column)), len(self))
         moved.batch = None if self.batch is None else self.batch.to(device)
         return moved
+
+
+def only(batch: Any, names: Sequence[str], *, meta: bool = True) -> Any:
+    """Give a batch with the named columns, tensors or not, and with its ``meta_info`` unless ``meta`` is false."""
+    for name in names:
+        if name not in batch.columns:
+            batch.column(name)  # says which there are
+    arrays = [name for name in names if name in batch.non_tensor_batch]
+    tensors = [name for name in names if name not in batch.non_tensor_batch]
+    return batch.select(tensors, arrays, None if meta else [])
 
 
 def _picked(what: str, available: dict[str, Any] | None, keys: Iterable[str] | None) -> dict[str, Any] | None:

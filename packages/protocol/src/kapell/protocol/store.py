@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-__all__ = ["MemoryStore", "Store"]
+__all__ = ["MemoryStore", "Store", "reference_key"]
 
 
 class Store(Protocol):
@@ -77,3 +77,12 @@ class MemoryStore:
                     break
                 self._changed.wait(left)
         return [ref for ref in refs if ref not in missing], missing
+
+
+def reference_key(ref: Any) -> Any:
+    """Give what tells a reference from others: itself where it can be hashed."""
+    try:
+        hash(ref)
+    except TypeError:
+        return id(ref)
+    return ref

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         create_colocated_worker_raw_cls,
     )
     from .group import RayWorkerGroup
+    from .keeping import LostBatchError
     from .manager import ResourcePoolManager
     from .placement import PlacementTimeoutError
     from .pools import RayResourcePool, SubRayResourcePool, merge_resource_pool, split_resource_pool
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EndedSessionError",
     "InfeasiblePoolError",
+    "LostBatchError",
     "PlacementTimeoutError",
     "PortUnavailableError",
     "RayBackend",
@@ -74,6 +76,7 @@ __all__ = [
 _MODULES = {
     "EndedSessionError": "session",
     "InfeasiblePoolError": "preflight",
+    "LostBatchError": "keeping",
     "PlacementTimeoutError": "placement",
     "PortUnavailableError": "rendezvous",
     "RayBackend": "backend",

@@ -71,7 +71,7 @@ def name_of(call: RankCall) -> str:
 
 def goes_by_name(call: RankCall) -> bool:
     """Whether the name says all that `opened_name` does not know otherwise."""
-    return call.direct and call.wanted and not (call.args or call.kwargs or call.trace)
+    return call.direct and call.wanted and not (call.args or call.kwargs or call.trace or call.by_reference)
 
 
 def opened_name(name: str) -> tuple[str, str]:
@@ -95,8 +95,10 @@ def packed_call(call: RankCall) -> tuple[bytes | int, list[Any]]:
         else:
             entries.append(_APART)
             apart.append(value)
-    facts = (call.direct, call.method, call.target, call.wanted, call.number, call.trace, tuple(call.kwargs), entries)
-    head = pickle.dumps(facts, protocol=5)
+    options: dict[str, Any] = {"target": call.target, "wanted": call.wanted, "number": call.number, "trace": call.trace}
+    if call.by_reference:
+        options["by_reference"] = True
+    head = pickle.dumps((call.direct, call.method, options, tuple(call.kwargs), entries), protocol=5)
     if len(head) <= _PIECE_BYTES:
         return head, apart
     pieces = [head[start : start + _PIECE_BYTES] for start in range(0, len(head), _PIECE_BYTES)]
@@ -109,10 +111,9 @@ def opened_call(
     """Whether it is direct, method, arguments, keyword arguments, and the options of `CallRunner.run`."""
     if isinstance(head, int):
         head, apart = b"".join(apart[:head]), apart[head:]
-    direct, method, target, wanted, number, trace, names, entries = pickle.loads(head)
+    direct, method, options, names, entries = pickle.loads(head)
     beside = iter(apart)
     values = [_opened(entry, beside) for entry in entries]
-    options = {"target": target, "wanted": wanted, "number": number, "trace": trace}
     if not names:
         return direct, method, values, {}, options
     first_named = len(values) - len(names)
@@ -123,6 +124,8 @@ def packed_answer(value: Any) -> Any:
     """An answer that `opened_answer` reads: as bytes where it is small."""
     if type(value) in _PLAIN:
         return value
+    if is_future(value):
+        return shipped(value)
     try:
         packed = pack(value, room=_SMALL_BYTES)
     except HoldsReferencesError:

@@ -15,6 +15,7 @@ from .borrowing import borrow_always
 from .calling import opened_call, opened_name, packed_answer
 from .devices import device_of_all, visible_devices
 from .failures import leaving_error
+from .keeping import KeptInRay
 from .numbering import number_of_task
 from .rendezvous import PortClaim, claim_port
 from .shipping import Shipped, shipped, unpack
@@ -103,7 +104,9 @@ class WorkerHost:
             # A small one comes packed; a larger one was put once for all ranks, and Ray has opened it.
             made = unpack(packed[0], packed[1], packed[2:]) if isinstance(packed, tuple | list) else packed
             self._cls_with_init = made
-            self._runner = CallRunner(made.worker_class(*made.args, **made.kwargs))
+            worker = made.worker_class(*made.args, **made.kwargs)
+            keeper = f"rank {env['RANK']}, {self._title} on {self.facts().process}"
+            self._runner = CallRunner(worker, store=KeptInRay(keeper))
         except BaseException as error:
             raise leaving_error(error) from None
 

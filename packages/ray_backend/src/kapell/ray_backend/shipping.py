@@ -20,6 +20,8 @@ from weakref import WeakSet
 import ray
 from ray import cloudpickle
 
+from kapell.decorators import is_future
+
 from .borrowing import is_borrowable, load_borrowed, may_borrow
 from .importing import send_by_value_if_needed
 from .storing import put_value
@@ -133,6 +135,8 @@ def shipped(value: Any, *, read_only: bool = False) -> Any:
     """
     if type(value) in _PLAIN:
         return value
+    if is_future(value):
+        return _WithReferences(value, read_only)
     try:
         packed = pack(value, read_only=read_only)
     except HoldsReferencesError:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kapell.decorators import is_future, spec_of
+from kapell.decorators import is_future, materialize, spec_of
 
 from .errors import set_mesh_place
 from .spans import worker_span
@@ -41,14 +41,15 @@ class RunTime(NamedTuple):
 class CallRunner:
     """Answers the calls of one worker: finds the role, resolves futures, awaits async methods, logs when each ran.
 
-    ``receive`` is applied to the value of each future argument; an in-process backend makes it private there. Errors
-    of the method are raised as they are, marked with the worker's mesh coordinates; a backend whose answers leave the
-    process sends them through `pack_error`.
+    ``receive`` is applied to the value of each future argument; an in-process backend makes it private there.
+    ``store`` takes the batches that calls by reference return. Errors of the method are raised as they are, marked with
+    the worker's mesh coordinates; a backend whose answers leave the process sends them through `pack_error`.
     """
 
-    def __init__(self, worker: Any, *, receive: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, worker: Any, *, receive: Callable[[Any], Any] | None = None, store: Any = None) -> None:
         self.worker = worker
         self._receive = receive
+        self._store = store
         self._log: deque[tuple[int, float, float]] = deque(maxlen=_KEPT_RUN_TIMES)
         self._loop: WorkerLoop | None = None
 
@@ -62,11 +63,14 @@ class CallRunner:
         wanted: bool = True,
         number: int = 0,
         trace: str = "",
+        by_reference: bool = False,
     ) -> Any:
         """The answer to one call: the method's result, or None unless ``wanted``; see `RankCall` for the rest."""
         if trace:
             with worker_span(trace, method):
-                return self.run(method, args, kwargs, target=target, wanted=wanted, number=number)
+                return self.run(
+                    method, args, kwargs, target=target, wanted=wanted, number=number, by_reference=by_reference
+                )
         if method == RUN_TIMES:
             return self.take_run_times()
         started = time.time()
@@ -77,6 +81,8 @@ class CallRunner:
             result = bound(*args, **kwargs) if kwargs else bound(*args)
             if type(result) is CoroutineType:
                 result = self._finish(result)
+            if by_reference and wanted:
+                result = self._kept(result)
         except BaseException as error:
             set_mesh_place(error, self._mesh_place(target))
             raise
@@ -94,6 +100,7 @@ class CallRunner:
         wanted: bool = True,
         number: int = 0,
         trace: str = "",
+        by_reference: bool = False,
     ) -> Any:
         """As `run`, for a process with an event loop of its own: async methods run side by side."""
         if method == RUN_TIMES:
@@ -110,6 +117,8 @@ class CallRunner:
                 result = bound(*args, **kwargs)
                 if type(result) is CoroutineType:
                     result = await result
+                if by_reference and wanted:
+                    result = self._kept(result)
             except BaseException as error:
                 set_mesh_place(error, self._mesh_place(target))
                 raise
@@ -138,6 +147,11 @@ class CallRunner:
             self._loop = WorkerLoop()
         return self._loop.run(coroutine)
 
+    def _kept(self, result: Any) -> Any:
+        """A reference to a batch, by the batch's own doing; any other result as it is."""
+        keep = getattr(type(result), "__kapell_keep__", None)
+        return result if keep is None else keep(result, self._store)
+
     def _mesh_place(self, target: str) -> dict[str, dict[str, int]]:
         try:
             owner = self.worker.role_worker(target) if target else self.worker
@@ -153,12 +167,12 @@ def _materialized(
     if any(map(is_future, args)) or any(map(is_future, kwargs.values())):
         spec = spec_of(bound)
         if spec is None or spec.materialize_futures:
-            return [_value(value, receive) for value in args], {name: _value(v, receive) for name, v in kwargs.items()}
+            values, named = materialize(args, kwargs, () if spec is None else spec.reads)
+            if receive is None:
+                return values, named
+            # An argument that was none is private already.
+            return (
+                [receive(value) if is_future(arg) else value for arg, value in zip(args, values, strict=True)],
+                {name: receive(value) if is_future(kwargs[name]) else value for name, value in named.items()},
+            )
     return args, kwargs
-
-
-def _value(argument: Any, receive: Callable[[Any], Any] | None) -> Any:
-    if not is_future(argument):
-        return argument
-    value = argument.get()
-    return value if receive is None else receive(value)

@@ -29,7 +29,8 @@ def column_shapes(arguments: Mapping[str, Any]) -> dict[str, str]:
 
 def _columns(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The columns of a batch (two mappings, or one), or the value itself."""
-    parts = [getattr(value, attribute, None) for attribute in ("batch", "non_tensor_batch")]
+    known = getattr(value, "column_facts", None)  # of one that lies elsewhere
+    parts = [known] if known else [getattr(value, attribute, None) for attribute in ("batch", "non_tensor_batch")]
     tables = [part for part in parts if hasattr(part, "items")] or ([value] if hasattr(value, "items") else [])
     if not tables:
         yield name, value

@@ -65,6 +65,8 @@ class Route:
     """Role inside colocated workers; empty for the workers themselves."""
     ranks: Sequence[int]
     """The workers' own rank of each rank of the view."""
+    by_reference: bool = False
+    """Whether batches stay with the workers that return them."""
 
     def send(
         self, method: str, plan: DispatchPlan, span: CallSpan | None, *, began: float, direct: bool
@@ -99,9 +101,10 @@ class Route:
         collected = set(plan.collect_ranks)
         trace = "" if span is None else span.trace
         submit, number, sending, target, now = workers.submit, record.number, record.sending, self.target, time.time
+        kept = self.by_reference
         handles = {}
         for rank, own_rank, args, kwargs in zip(ranks, own_ranks, all_args, all_kwargs, strict=True):
-            call = RankCall(own_rank, method, args, kwargs, target, rank in collected, number, trace, direct)
+            call = RankCall(own_rank, method, args, kwargs, target, rank in collected, number, trace, direct, kept)
             sending.append(now())
             handles[own_rank] = submit(call)
         sending.append(now())

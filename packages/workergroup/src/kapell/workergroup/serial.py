@@ -11,6 +11,7 @@ from .environment import worker_env
 from .errors import LostWorker, RemoteError, error_text
 from .failures import failed_start
 from .isolation import isolate
+from .keeping import KeptHere
 from .pool import ClassWithInitArgs
 from .transport import show_user_frames, user_traceback
 from .workers import RankCall, Workers
@@ -22,6 +23,11 @@ def private_arguments(call: RankCall) -> tuple[list[Any], dict[str, Any]]:
     """Copies of a call's arguments, made before `submit` returns: what the caller writes later is not the worker's."""
     kwargs = call.kwargs
     return list(map(isolate, call.args)), {name: isolate(kwargs[name]) for name in kwargs} if kwargs else {}
+
+
+def _options(call: RankCall) -> dict[str, Any]:
+    options = {"target": call.target, "wanted": call.wanted, "number": call.number, "trace": call.trace}
+    return {**options, "by_reference": True} if call.by_reference else options
 
 
 class Answer:
@@ -100,13 +106,12 @@ class LocalWorkers(Workers[Answer]):
         plain = self._cls_with_init
         self._envs[rank] = dict(self._places[rank])
         worker = plain.worker_class(*isolate(plain.args), **isolate(plain.kwargs))
-        return CallRunner(worker, receive=isolate)
+        return CallRunner(worker, receive=isolate, store=KeptHere())
 
     def _run(self, call: RankCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a call whose arguments are private already."""
-        rank, method, _, _, target, wanted, number, trace, _ = call
-        runner = self._runners[rank] or self._lost(rank)
-        return isolate(runner.run(method, args, kwargs, target=target, wanted=wanted, number=number, trace=trace))
+        runner = self._runners[call.rank] or self._lost(call.rank)
+        return isolate(runner.run(call.method, args, kwargs, **_options(call)))
 
     def _lost(self, rank: int) -> NoReturn:
         raise LostWorker(f"rank {rank} of {self._role} was lost; restart it")
@@ -138,12 +143,9 @@ class SerialWorkers(LocalWorkers):
         """Run the call here."""
         answer = Answer()
         args, kwargs = private_arguments(call)
-        rank, method, _, _, target, wanted, number, trace, _ = call
-        token = worker_env.set(self._envs[rank])
+        token = worker_env.set(self._envs[call.rank])
         try:
-            runner = self._runners[rank] or self._lost(rank)
-            value = runner.run(method, args, kwargs, target=target, wanted=wanted, number=number, trace=trace)
-            answer.value = isolate(value)
+            answer.value = self._run(call, args, kwargs)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever the user's method raised

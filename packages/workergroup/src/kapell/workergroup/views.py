@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from .pool import ClassWithInitArgs
@@ -99,15 +100,23 @@ class GroupViews(ABC):
         for name in prefix_set:
             setattr(self, name, self._role_view(name))
 
+    def by_reference(self) -> Self:
+        """The same workers, with whom the batches stay that they return.
+
+        A call that would give a `DataProto` gives a ``StoredBatch``, which refers to its columns; given to another
+        call, the worker that reads a column fetches its rows of it from where they were made.
+        """
+        return self._make(replace(self._route, by_reference=True), self._worker_class, self._roles)
+
     def _role_view(self, name: str) -> Self:
         if name not in self._roles:
             raise KeyError(f"group {self.role!r} holds no role {name!r}; roles: {sorted(self._roles)}")
         route = self._route
-        return self._make(Route(route.runtime, name, name, route.ranks), self._roles[name].worker_class, {})
+        return self._make(replace(route, role=name, target=name), self._roles[name].worker_class, {})
 
     def _view(self, ranks: Sequence[int]) -> Self:
         route = self._route
-        return self._make(Route(route.runtime, route.role, route.target, ranks), self._worker_class, self._roles)
+        return self._make(replace(route, ranks=ranks), self._worker_class, self._roles)
 
     def _make(self, route: Route, worker_class: type, roles: Mapping[str, ClassWithInitArgs]) -> Self:
         view = object.__new__(type(self))

@@ -35,6 +35,8 @@ class RankCall(NamedTuple):
     """W3C ``traceparent`` of the caller's OpenTelemetry span; empty without one."""
     direct: bool = False
     """Whether the caller waits for the answer and nobody else gets its handle: it may travel in any form."""
+    by_reference: bool = False
+    """Whether a batch that is returned stays with the worker, and the caller gets a reference to it."""
 
 
 class Workers(ABC, Generic[HandleT]):

@@ -12,6 +12,7 @@ import pytest
 
 from ..errors import CallTimeoutError
 from ..group import WorkerGroup
+from .workers import Note, NoteElsewhere
 
 __all__ = [
     "test_arguments_are_checked_before_anything_is_sent",
@@ -29,6 +30,8 @@ __all__ = [
     "test_option_blocking_chooses_per_call",
     "test_pending_call_can_be_asked_and_got_repeatedly",
     "test_pending_call_is_an_argument_of_the_next_call",
+    "test_results_by_reference_stay_until_they_are_read",
+    "test_results_by_reference_that_cannot_stay_come_as_they_are",
     "test_results_keep_rank_order_whatever_order_they_finish_in",
 ]
 
@@ -84,6 +87,23 @@ def test_pending_call_is_an_argument_of_the_next_call(group: WorkerGroup) -> Non
     doubled = group.rows.options(blocking=False)(list(range(10)), 2)
     assert group.rows(doubled, scale=10) == [20 * row for row in range(10)]
     assert group.echo(group.echo_later(5)) == [[5] * 4] * 4
+
+
+def test_results_by_reference_stay_until_they_are_read(group: WorkerGroup) -> None:
+    notes = group.by_reference().note()
+    assert [type(note) for note in notes] == [NoteElsewhere] * 4
+    assert [note.get().lines for note in notes] == [[0], [1], [2], [3]]
+    assert group.sign(notes[::-1]) == [[3, 0], [2, 1], [1, 2], [0, 3]]
+    assert [note.get().lines for note in notes] == [[0], [1], [2], [3]]  # what others got was theirs alone
+    later = group[1:3].by_reference().note_later.options(blocking=False)
+    assert [note.get().lines for note in later().get()] == [[1], [2]]
+    assert group[1:3].sign(later()) == [[1, 1], [2, 2]]
+    assert [type(note) for note in group.note()] == [Note] * 4
+
+
+def test_results_by_reference_that_cannot_stay_come_as_they_are(group: WorkerGroup) -> None:
+    assert group.by_reference().echo([1, "two"]) == [[1, "two"]] * 4
+    assert group.by_reference().rows(list(range(5)), scale=2) == [0, 2, 4, 6, 8]
 
 
 def test_async_methods_give_values_blocking_and_not(group: WorkerGroup) -> None:

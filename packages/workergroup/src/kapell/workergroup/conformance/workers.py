@@ -15,7 +15,18 @@ from ..colocation import colocated_worker_class
 from ..pool import ClassWithInitArgs
 from ..worker import Worker
 
-__all__ = ["Checker", "Critic", "Hybrid", "OddError", "Picky", "Scorer", "UnpicklableError", "label_rows"]
+__all__ = [
+    "Checker",
+    "Critic",
+    "Hybrid",
+    "Note",
+    "NoteElsewhere",
+    "OddError",
+    "Picky",
+    "Scorer",
+    "UnpicklableError",
+    "label_rows",
+]
 
 
 def label_rows(worker: Worker, rows: list[Any]) -> list[tuple[int, Any]]:
@@ -34,6 +45,30 @@ def _two_to_all(group: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
 
 def _sum_of_all(group: Any, outputs: list[Any]) -> Any:
     return sum(outputs)
+
+
+class Note:
+    """A value that calls by reference leave with the worker."""
+
+    def __init__(self, lines: list[Any]) -> None:
+        self.lines = lines
+
+    def __kapell_keep__(self, store: Any) -> NoteElsewhere:
+        return NoteElsewhere(store, store.put(self))
+
+
+class NoteElsewhere:
+    """A reference to a note."""
+
+    __kapell_future__ = True
+
+    def __init__(self, store: Any, ref: Any) -> None:
+        self.store = store
+        self.ref = ref
+
+    def get(self, timeout: float | None = None) -> Note:
+        (note,) = self.store.get([self.ref], timeout=timeout)
+        return note
 
 
 class OddError(Exception):
@@ -73,6 +108,19 @@ class Checker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def echo_later(self, value: Any) -> Any:
         return value
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def note(self) -> Note:
+        return Note([self.rank])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def note_later(self) -> Note:
+        return Note([self.rank])
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL)
+    def sign(self, note: Note) -> list[Any]:
+        note.lines.append(self.rank)
+        return note.lines
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
     def add(self, value: int, other: int = 0) -> int:
