@@ -80,8 +80,9 @@ def one_ray():
         ["backend=local", "trainer.n_gpus_per_node=3", "backend.options.mode=threads"],
         ["backend=ray", "trainer.n_gpus_per_node=1"],
         ["backend=ray", "trainer.n_gpus_per_node=2"],
+        ["backend=ray", "trainer.n_gpus_per_node=2", "trainer.data_plane=reference"],
     ],
-    ids=["local-2", "local-threads-3", "ray-1", "ray-2"],
+    ids=["local-2", "local-threads-3", "ray-1", "ray-2", "ray-2-by-reference"],
 )
 def test_backend_and_number_of_workers_change_no_number(tmp_path, variant, reference, where, request):
     if "backend=ray" in where:

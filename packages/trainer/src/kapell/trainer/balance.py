@@ -29,13 +29,22 @@ class RowSizes:
 
     @classmethod
     def of(cls, batch: DataProto) -> Self:
-        """Those of a batch with ``input_ids`` and ``attention_mask``, ``(B, P + T)``, and ``responses``, ``(B, T)``."""
-        ids_BL, mask_BL = (batch.column(name).cpu().numpy() for name in ("input_ids", "attention_mask"))
-        num_prompt = ids_BL.shape[1] - batch.column("responses").shape[1]
-        differs = np.zeros(len(ids_BL), dtype=bool)
-        for column_BL in (ids_BL, mask_BL):
-            differs[1:] |= (column_BL[1:, :num_prompt] != column_BL[:-1, :num_prompt]).any(1)
-        return cls(mask_BL.sum(1), differs.cumsum())
+        """Those of a batch with ``prompts`` and ``prompt_mask``, ``(B, P)``, and ``response_mask``, ``(B, T)``.
+
+        Without these, of one with ``input_ids`` and ``attention_mask``, ``(B, P + T)``, and ``responses``, ``(B, T)``.
+        """
+        if "prompts" in batch.columns:  # small, and here where the other columns are held by reference
+            ids_BP, mask_BP, mask_BT = _arrays(batch, "prompts", "prompt_mask", "response_mask")
+            lengths_B = mask_BP.sum(1) + mask_BT.sum(1)
+        else:
+            ids_BL, mask_BL, responses_BT = _arrays(batch, "input_ids", "attention_mask", "responses")
+            lengths_B = mask_BL.sum(1)
+            num_prompt = ids_BL.shape[1] - responses_BT.shape[1]
+            ids_BP, mask_BP = ids_BL[:, :num_prompt], mask_BL[:, :num_prompt]
+        differs = np.zeros(len(ids_BP), dtype=bool)
+        for column_BP in (ids_BP, mask_BP):
+            differs[1:] |= (column_BP[1:] != column_BP[:-1]).any(1)
+        return cls(lengths_B, differs.cumsum())
 
     def balanced(self, rows: Sequence[int] | np.ndarray, num_workers: int) -> np.ndarray:
         """These rows in an order of which each worker takes a piece in turn: as many rows and tokens as the others.
@@ -61,6 +70,10 @@ class RowSizes:
         if most > _PRICE_OF_PROMPTS * sum(tokens) / num_workers:
             return None
         return [[place for group in part for place in range(group * size, (group + 1) * size)] for part in dealt]
+
+
+def _arrays(batch: DataProto, *names: str) -> list[np.ndarray]:
+    return [batch.column(name).cpu().numpy() for name in names]
 
 
 def balanced_call(method: Callable[..., DataProto], batch: DataProto, *, num_workers: int, **options: Any) -> DataProto:

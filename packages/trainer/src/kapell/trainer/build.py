@@ -140,6 +140,8 @@ def build_stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: 
     config = prepared.config
     algorithm, actor, rollout = config.algorithm, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     length, sizes = config.data.max_response_length, batch_sizes(config)
+    if config.trainer.data_plane == "reference":
+        groups = {name: group.by_reference() for name, group in groups.items()}
     return Stages(
         policy=groups["actor_rollout_ref"],
         critic=groups.get("critic"),

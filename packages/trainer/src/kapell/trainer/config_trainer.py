@@ -50,6 +50,9 @@ class TrainerConfig:
     """Worker processes on each machine (verl's name, whatever the device)."""
     torch_threads: int = 1
     """Threads of torch in each worker."""
+    data_plane: Literal["value", "reference"] = "value"
+    """How the columns that workers make get to those that read them: ``value`` by way of the controller; with
+    ``reference`` they stay with the worker that made them, and the controller fetches only what it reads itself."""
     balance_batch: bool = True
     """Give each worker rows with as many tokens in all as the others, where they are computed on at once."""
     seed: int = 1

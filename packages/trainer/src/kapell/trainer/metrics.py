@@ -17,6 +17,12 @@ from .algorithms import Metric, keep, masked_mean
 __all__ = ["add_metrics", "batch_metrics", "column_metrics", "metrics_of"]
 
 
+_MEASURED = (
+    *("prompt_mask", "response_mask", "token_level_scores", "token_level_rewards", "advantages", "returns", "values"),
+    *("rollout_log_probs", "old_log_probs", "entropys"),
+)
+
+
 def add_metrics(batch: DataProto, metrics: Mapping[str, Metric]) -> DataProto:
     """The batch with more entries in ``meta_info["metrics"]``; an entry under the same name is joined to."""
     before = metrics_of(batch)
@@ -33,11 +39,11 @@ def metrics_of(batch: DataProto) -> dict[str, Metric]:
 
 def batch_metrics(batch: DataProto) -> dict[str, Metric]:
     """Scores, rewards, advantages, returns, values and lengths of a finished step."""
-    return column_metrics({name: batch.column(name) for name in batch.columns})
+    return column_metrics({name: batch.column(name) for name in _MEASURED if name in batch.columns})
 
 
 def column_metrics(columns: Mapping[str, Any]) -> dict[str, Metric]:
-    """The same from the columns by name."""
+    """The same from these columns by name, those that there are."""
     mask_BT = columns["response_mask"].bool()
     prompt_lengths_B = columns["prompt_mask"].sum(-1).float()
     lengths_B = mask_BT.sum(-1).float()

@@ -71,7 +71,7 @@ class RunPlan:
     pools: list[PlannedPool]
     """The processes they live in."""
     sizes: dict[str, str]
-    """Rows, mini-batches and lengths of a step."""
+    """Rows, mini-batches and lengths of a step, and the way of its columns."""
     stages: list[ObservedStage]
     """The stages of a step, in order."""
     inactive: list[InactiveKey]
@@ -202,7 +202,13 @@ def _sizes(config: Config) -> dict[str, str]:
     if config.use_critic:
         prompts = config.critic.ppo_mini_batch_size or actor.ppo_mini_batch_size
         sizes["updates of the critic"] = _updates(data.train_batch_size, prompts, config.critic.ppo_epochs)
-    return sizes
+    return sizes | {"columns": _DATA_PLANES[config.trainer.data_plane]}
+
+
+_DATA_PLANES = {
+    "value": "by way of the controller (trainer.data_plane=value)",
+    "reference": "from worker to worker, those that the controller reads also to it (trainer.data_plane=reference)",
+}
 
 
 def _updates(prompts: int, per_update: int, epochs: int) -> str:

@@ -148,7 +148,7 @@ class Stages:
     def old_log_probs(self, batch: DataProto) -> DataProto:
         """Log-probabilities of the responses under the policy before its update; with bypass the sampler's own."""
         if self.correction.bypass_mode:
-            return batch.union(DataProto.from_dict(tensors={"old_log_probs": batch.column("rollout_log_probs")}))
+            return batch.union(batch.select(["rollout_log_probs"], [], []).rename("rollout_log_probs", "old_log_probs"))
         return batch.union(
             self._per_row(
                 self.policy,
@@ -227,7 +227,8 @@ class Stages:
     @stage("adv", reads=_columns_of_advantages, writes=("advantages", "returns"))
     def advantages(self, batch: DataProto) -> DataProto:
         """Advantages and returns by the estimator."""
-        columns = {name: batch.column(name) for name in batch.columns}
+        read = {"response_mask", "token_level_rewards", *columns_of(get_advantage_estimator(self.adv_estimator))}
+        columns = {name: batch.column(name) for name in batch.columns if name in read}
         result = compute_advantages(self.adv_estimator, columns, self.adv_options)
         made = DataProto.from_dict(tensors={"advantages": result.advantages, "returns": result.returns})
         return add_metrics(batch.union(made), result.metrics)

@@ -74,10 +74,11 @@ def learn(
     needed = batch.select(batch_keys=[*objective.columns, *optional], non_tensor_batch_keys=[])
     # Every call is sent before the first result is read, so that workers never wait for the controller.
     calls = []
-    sizes = RowSizes.of(needed) if plan.balance else None
+    sizes = RowSizes.of(batch) if plan.balance else None
+    all_masks_BT = batch.column("loss_mask" if "loss_mask" in optional else "response_mask")
     for rows in mini_batches(batch.non_tensor_batch["uid"], plan, seed=seed):
-        mini = needed.select_idxs(rows if sizes is None else sizes.balanced(rows, group.world_size))
-        mask_BT = mini.column("loss_mask" if "loss_mask" in optional else "response_mask")
+        order = torch.as_tensor(rows if sizes is None else sizes.balanced(rows, group.world_size))
+        mini, mask_BT = needed.select_idxs(order), all_masks_BT[order]
         if plan.whiten_advantages:
             mini = _with_white_advantages(mini, mask_BT)
         totals = replace(BatchTotals.of(mask_BT), dp_size=group.world_size)
