@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..harness import Benchmark, Budget, Contender
 
 __all__ = ["BENCHMARKS"]
@@ -19,7 +21,7 @@ _BUNDLED = {"prompts": 64}
 _BYPASS = "kapell, Ray, bypass_mode"  # the sampler's log-probabilities are the old ones
 
 
-def _kapell(name: str, algorithm: str, backend: str, workers: int, **more: bool) -> Contender:
+def _kapell(name: str, algorithm: str, backend: str, workers: int, **more: Any) -> Contender:
     options = {"loop": _KAPELL, "algorithm": algorithm, "backend": backend, "workers": workers, "threads": 1, **more}
     return Contender(name, _PACED, options)
 
@@ -92,6 +94,33 @@ PPO = Benchmark(
     uses_ray=True,
     bound="as for GRPO; TRL updates policy and value model in one pass, Kapell in two.",
 )
+_LONG = {"prompts": 64, "tokens": 512}
+PLANE = Benchmark(
+    name="plane",
+    title="A PPO step on 2 Ray workers as rows grow longer: columns by value and by reference (`trainer.data_plane`)",
+    contenders=(
+        _kapell("kapell, by reference", "ppo", "ray", 2, data_plane="reference"),
+        _kapell("kapell, by value", "ppo", "ray", 2, data_plane="value"),
+    ),
+    sizes=tuple({"prompts": 64, "tokens": tokens} for tokens in (8, 32, 128, 512)),
+    quick_sizes=({"prompts": 16, "tokens": 8},),
+    units={**_UNITS, "controller: bytes beside columns of its own": "B"},
+    axis="tokens",
+    rounds=5,
+    warmups=2,
+    uses_ray=True,
+    budgets=(
+        Budget(
+            text="bytes through the controller in a PPO step by reference, without the columns that it reads or makes: "
+            "at most 20 kB, however long rows are",
+            metric="controller: bytes beside columns of its own",
+            size=_LONG,
+            kind="absolute",
+            limit=20_000,
+        ),
+    ),
+    bound="eight bytes a row and call to say which rows; references (some hundred bytes a column) are not counted.",
+)
 SAMPLING = Benchmark(
     name="sampling",
     title="Sampling with log-probabilities, 8 responses a prompt, one thread",
@@ -123,4 +152,4 @@ TRAINING = Benchmark(
     bound="matrix products, and for a large vocabulary the softmax and its gradient.",
 )
 
-BENCHMARKS = (GRPO, PPO, SAMPLING, TRAINING)
+BENCHMARKS = (GRPO, PPO, PLANE, SAMPLING, TRAINING)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import ray
@@ -131,11 +131,14 @@ class KapellEchoViews(KapellEcho):
 
 
 class KapellChain(KapellGroup):
-    """A batch that workers make, through two more calls; ``passed_on`` as a future, or fetched and sent again."""
+    """A batch that workers make, through two more calls.
 
-    def __init__(self, passed_on: bool) -> None:
+    It goes on as a future, ``by reference``, or is fetched and sent again, ``by value``.
+    """
+
+    def __init__(self, way: Literal["future", "reference", "value"]) -> None:
         super().__init__()
-        self._passed_on = passed_on
+        self._way = way
 
     def prepare(self, megabytes: int) -> None:
         self._megabytes = megabytes
@@ -143,8 +146,9 @@ class KapellChain(KapellGroup):
         checked(sum(self._chain()), len(float_columns(megabytes)["column_0"]), "chain")
 
     def _chain(self) -> list[int]:
-        make, rows = self._group.make, self._group.rows
-        if self._passed_on:
+        group = self._group.by_reference() if self._way == "reference" else self._group
+        make, rows = group.make, group.rows
+        if self._way == "future":
             make, rows = make.options(blocking=False), rows.options(blocking=False)
         return self._group.take(rows(make([self._megabytes] * self._group.world_size)))
 

@@ -8,9 +8,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from kapell.protocol import StoredBatch
 from kapell.trainer.build import prepare, train
 from kapell.trainer.config_load import load_config
 from kapell.trainer.hooks import Hook
@@ -20,26 +22,56 @@ from .paced import StepDone
 from .task import EPOCHS, GROUP, HEADS, HIDDEN_SIZE, LAYERS, MINI_BATCHES, RESPONSE_LENGTH
 
 
+class ControllerColumns:
+    """Counts the columns of batches by reference that the controller brings to itself, or sends as its own."""
+
+    def __init__(self) -> None:
+        self.sent = self.fetched = 0
+        column, weigh = StoredBatch.column, StoredBatch.nbytes.fget
+        assert weigh is not None
+
+        def counted_column(batch: StoredBatch, name: str) -> Any:
+            stored = batch._stored.get(name)
+            is_new = stored is not None and stored.fetched is None
+            value = column(batch, name)
+            self.fetched += value.nbytes if is_new else 0
+            return value
+
+        def counted_weight(batch: StoredBatch) -> int:
+            weight = weigh(batch)
+            self.sent += weight - (8 * len(batch) if batch.stored_columns else 0)
+            return weight
+
+        StoredBatch.column = counted_column
+        StoredBatch.nbytes = property(counted_weight)
+
+
 class StepHook(Hook):
     """Stops after each step and tells what the controller spent on it."""
 
     def __init__(self, step_done: StepDone, *, in_controller: bool) -> None:
         self._step_done = step_done
         self._in_controller = in_controller
-        self._processor, self._through = time.process_time(), 0
+        self._processor, self._through, self._own = time.process_time(), 0, 0
+        self._columns = ControllerColumns()
         self._group: WorkerGroup | None = None
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         numbers = {}
         if self._in_controller:
             processor = time.process_time()
-            through = self._bytes_through_controller()
+            through = self._bytes_through_controller() + self._columns.fetched
+            own = self._columns.fetched + self._columns.sent
             numbers = {
                 "controller: processor time": processor - self._processor,
                 "controller: peak memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
                 "controller: bytes through it": float(through - self._through),
             }
-            self._through = through
+            if own:  # by reference
+                numbers["controller: bytes beside columns of its own"] = float(
+                    through - self._through - own + self._own
+                )
+            self._through, self._own = through, own
         self._step_done(numbers)
         self._processor = time.process_time()
 
@@ -56,11 +88,21 @@ class StepHook(Hook):
 
 
 def run(
-    step_done: StepDone, *, algorithm: str, backend: str, workers: int, threads: int, prompts: int, bypass: bool = False
+    step_done: StepDone,
+    *,
+    algorithm: str,
+    backend: str,
+    workers: int,
+    threads: int,
+    prompts: int,
+    tokens: int = RESPONSE_LENGTH,
+    bypass: bool = False,
+    data_plane: str = "value",
 ) -> None:
     """GRPO or PPO on ``workers`` processes of ``threads`` threads each, or in this process.
 
-    With ``bypass`` the sampler's log-probabilities are the old ones, and no pass recomputes them.
+    ``tokens`` is the longest response. With ``bypass`` the sampler's log-probabilities are the old ones, and no pass
+    recomputes them.
     """
     torch.set_num_threads(threads)
     if backend == "ray":
@@ -79,7 +121,8 @@ def run(
             "trainer.val_before_train=false",
             "trainer.logger=[]",
             f"data.train_batch_size={prompts}",
-            f"data.max_response_length={RESPONSE_LENGTH}",
+            f"data.max_response_length={tokens}",
+            f"trainer.data_plane={data_plane}",
             f"actor_rollout_ref.rollout.n={GROUP if algorithm == 'grpo' else 1}",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts // MINI_BATCHES}",
             f"actor_rollout_ref.actor.ppo_epochs={EPOCHS}",

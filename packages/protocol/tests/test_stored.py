@@ -147,6 +147,14 @@ def test_what_travels_are_references_and_row_numbers_of_parts_with_rows(shelf):
     assert long_turned - turned < 1.2 * 8 * 8000  # eight bytes a row otherwise, once for all columns
 
 
+def test_what_it_weighs_is_what_travels_with_it(mixed, shelf):
+    stored = halves(mixed, shelf)
+    assert stored.nbytes == 8 * 7
+    new = DataProto.from_dict({"new": torch.zeros(7, 3)})
+    assert stored.union(new).nbytes == 8 * 7 + new.nbytes
+    assert StoredBatch.here(new).nbytes == new.nbytes
+
+
 def test_what_is_fetched_is_private(shelf):
     stored = StoredBatch.put(DataProto.from_dict({"x": torch.zeros(3)}, {"cells": [[1], [2], [3]]}), shelf)
     got = stored.get()

@@ -6,8 +6,10 @@ import time
 import numpy as np
 import pytest
 import ray
+import torch
 
 from kapell.decorators import Dispatch, register
+from kapell.protocol import DataProto
 from kapell.ray_backend import RayResourcePool, RayWorkerGroup, merge_resource_pool, placement, split_resource_pool
 from kapell.workergroup import ClassWithInitArgs, Worker, WorkerLostError
 
@@ -148,6 +150,29 @@ def test_a_result_that_is_passed_on_never_comes_to_the_controllers_node(make_poo
         assert readers.stats()["weigh"].sent == 0
         np.testing.assert_array_equal(pending.get(timeout=240), sent * 2)
         assert makers.stats()["double"].fetched == sent.nbytes
+
+
+class Filler(Worker):
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=("id",), writes=("wide",))
+    def fill(self, batch):
+        return DataProto.from_dict({"wide": batch.column("id").float()[:, None].expand(-1, 300_000).contiguous()})
+
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=("wide",), writes=("mean",))
+    def average(self, batch):
+        return DataProto.from_dict({"mean": batch.column("wide").mean(-1)})
+
+
+def test_columns_by_reference_go_from_node_to_node_and_not_to_the_controllers(make_pool):
+    with (
+        RayWorkerGroup(make_pool([2, 1]), ClassWithInitArgs(Filler)) as makers,
+        RayWorkerGroup(make_pool([1]), ClassWithInitArgs(Filler)) as readers,
+    ):
+        made = makers.by_reference().fill(DataProto.from_dict({"id": torch.arange(6)}))
+        assert readers.average(made[[5, 0, 3]]).column("mean").tolist() == [5, 0, 3]
+        places = ray.experimental.get_object_locations([kept.ref for kept in made.futures])
+        here = ray.get_runtime_context().get_node_id()
+        assert len(places) == 3
+        assert all(place["node_ids"] and here not in place["node_ids"] for place in places.values())
 
 
 def test_enough_boards_in_total_but_not_on_one_node_fails_at_once(make_pool):

@@ -39,7 +39,9 @@ class StoredBatch(DataProtoFuture):
     rows and columns, and move none: the batch notes which rows of which stored batches it has. A worker that is given
     one fetches its rows of the columns that it reads.
 
-    `column` fetches one column to here, once for all batches with these rows; `get` fetches a `DataProto`.
+    `column` fetches one column to here, once for all batches with these rows; `get` fetches a `DataProto`. What is
+    fetched is a copy: changed values go on when they are united with the batch, under a name of their own or after
+    ``pop``.
 
     >>> from kapell.protocol import MemoryStore
     >>> batch = DataProto.from_dict({"ids": torch.arange(4)}, {"text": ["a", "b", "c", "d"]})
@@ -131,8 +133,9 @@ class StoredBatch(DataProtoFuture):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that travel with it: columns that are here, and row numbers. Nothing of what is stored."""
-        return self._table.nbytes
+        """Bytes that travel with it: the columns that are here, and eight a row to number those of stored ones."""
+        numbers = 8 * len(self)
+        return self._table.nbytes - (len(self._stored) - bool(self._stored)) * numbers
 
     @property
     def futures(self) -> tuple[Any, ...]:
