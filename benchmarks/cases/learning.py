@@ -119,7 +119,7 @@ PLANE = Benchmark(
             limit=20_000,
         ),
     ),
-    bound="eight bytes a row and call to say which rows; references (some hundred bytes a column) are not counted.",
+    bound="eight bytes a row to say which rows unless they are a range; references are not counted.",
 )
 SAMPLING = Benchmark(
     name="sampling",

@@ -38,9 +38,9 @@ class ControllerColumns:
             return value
 
         def counted_weight(batch: StoredBatch) -> int:
-            weight = weigh(batch)
-            self.sent += weight - (8 * len(batch) if batch.stored_columns else 0)
-            return weight
+            here = [name for name in batch.columns if name not in batch.stored_columns]
+            self.sent += sum(batch.get(columns=here).column_bytes().values())
+            return weigh(batch)
 
         StoredBatch.column = counted_column
         StoredBatch.nbytes = property(counted_weight)

@@ -149,9 +149,10 @@ def test_what_travels_are_references_and_row_numbers_of_parts_with_rows(shelf):
 
 def test_what_it_weighs_is_what_travels_with_it(mixed, shelf):
     stored = halves(mixed, shelf)
-    assert stored.nbytes == 8 * 7
+    assert stored.nbytes == stored[2:5].nbytes == 0  # rows that follow each other are a range
+    assert stored[[3, 1, 2]].nbytes == 8 * 3
     new = DataProto.from_dict({"new": torch.zeros(7, 3)})
-    assert stored.union(new).nbytes == 8 * 7 + new.nbytes
+    assert stored[::-1].union(new).nbytes == 8 * 7 + new.nbytes
     assert StoredBatch.here(new).nbytes == new.nbytes
 
 

@@ -133,9 +133,10 @@ class StoredBatch(DataProtoFuture):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that travel with it: the columns that are here, and eight a row to number those of stored ones."""
-        numbers = 8 * len(self)
-        return self._table.nbytes - (len(self._stored) - bool(self._stored)) * numbers
+        """Bytes that travel with it beside references: columns that are here, and row numbers that are no range."""
+        rows = map(self._rows, self._stored)
+        numbers = {numbers.tobytes() for numbers in rows if not is_range(numbers)}
+        return self._table.nbytes - 8 * len(self) * len(self._stored) + sum(map(len, numbers))
 
     @property
     def futures(self) -> tuple[Any, ...]:

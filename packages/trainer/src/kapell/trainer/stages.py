@@ -1,6 +1,8 @@
 """The stages of a step: each reads columns of the batch, makes new ones on workers or by a pure function, and is timed.
 
-A step (`kapell.trainer.steps`) is a sequence of them; they hold no state but the KL controller's weight.
+A step (`kapell.trainer.steps`) is a sequence of them; they hold no state but the KL controller's weight. Over groups
+that give batches by reference (`WorkerGroup.by_reference`) a step's batch is a `StoredBatch`, which does what a
+`DataProto` does.
 """
 
 # B rows (prompts times samples), T response tokens

@@ -148,9 +148,9 @@ class CallRunner:
         return self._loop.run(coroutine)
 
     def _kept(self, result: Any) -> Any:
-        """A reference to a batch, by the batch's own doing; any other result as it is."""
+        """A reference to a batch, by the batch's own doing; any other result, and all without a store, as they are."""
         keep = getattr(type(result), "__kapell_keep__", None)
-        return result if keep is None else keep(result, self._store)
+        return result if keep is None or self._store is None else keep(result, self._store)
 
     def _mesh_place(self, target: str) -> dict[str, dict[str, int]]:
         try:
