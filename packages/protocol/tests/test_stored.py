@@ -224,8 +224,10 @@ def test_what_both_have_must_agree_and_is_compared_only_where_it_may_differ(shel
 def test_joining_needs_the_same_columns_in_the_same_place(shelf):
     batch = DataProto.from_dict({"a": torch.arange(2), "b": torch.arange(2)})
     stored = StoredBatch.put(batch, shelf)
-    with pytest.raises(ValueError, match="column 'b' is stored in one batch and here in another"):
-        StoredBatch.concat([stored, StoredBatch.put(batch.select(["a"]), shelf).union(batch.select(["b"]))])
+    half_here = StoredBatch.put(batch.select(["a"]), shelf).union(batch.select(["b"]))
+    for parts in ([stored, half_here], [half_here[:0], stored], [stored[:0], half_here], [stored, batch]):
+        with pytest.raises(ValueError, match=r"column '[ab]' is stored in one batch and here in another"):
+            StoredBatch.concat(parts)
     with pytest.raises(ValueError, match="part 0 has column 'b', part 1 has not"):
         StoredBatch.concat([stored, stored.select(["a"])])
     with pytest.raises(ValueError, match="nothing to concatenate"):

@@ -80,8 +80,8 @@ class StoredBatch(DataProtoFuture):
         stored: dict[str, StoredColumn] = {}
         first: StoredBatch | None = None
         for batch in map(_as_stored, data):
-            first = first or (batch if batch.columns else None)
-            if first is not None and batch.columns:
+            if batch.columns:
+                first = batch if first is None else first
                 _require_same_places(first, batch)
             begins = {name: column.num_rows for name, column in stored.items()}
             rows = {name: batch._table.column(name) + begins.get(name, 0) for name in batch._stored}
