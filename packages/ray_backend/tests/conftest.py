@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from kapell.ray_backend import RayBackend
+from kapell.ray_backend import RayBackend, shipping
 
 pytest.register_assert_rewrite("kapell.workergroup.conformance")
 
@@ -65,3 +65,17 @@ def deaf_address():
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.fixture
+def arrived_here(monkeypatch):
+    """The bytes that this process has read out of Ray's store."""
+    sizes = []
+    arrive = shipping._arrive
+
+    def counted(head, private, borrowable, *buffers):
+        sizes.append(len(head) + sum(memoryview(buffer).nbytes for buffer in buffers))
+        return arrive(head, private, borrowable, *buffers)
+
+    monkeypatch.setattr(shipping, "_arrive", counted)
+    return sizes

@@ -7,7 +7,7 @@ import torch
 
 from kapell.decorators import Dispatch, Reduction, register
 from kapell.protocol import DataProto, StoredBatch
-from kapell.ray_backend import LostBatchError, RayWorkerGroup, shipping
+from kapell.ray_backend import LostBatchError, RayWorkerGroup
 from kapell.workergroup import ClassWithInitArgs, Worker, WorkerFailedError
 
 WIDE = 250_000  # float32: a megabyte a row
@@ -40,20 +40,6 @@ class Maker(Worker):
 def makers(backend):
     with backend.resource_pool([2]) as pool, RayWorkerGroup(pool, ClassWithInitArgs(Maker), role="maker") as group:
         yield group
-
-
-@pytest.fixture
-def arrived_here(monkeypatch):
-    """The bytes that this process has read out of Ray's store."""
-    sizes = []
-    arrive = shipping._arrive
-
-    def counted(head, private, borrowable, *buffers):
-        sizes.append(len(head) + sum(memoryview(buffer).nbytes for buffer in buffers))
-        return arrive(head, private, borrowable, *buffers)
-
-    monkeypatch.setattr(shipping, "_arrive", counted)
-    return sizes
 
 
 def test_what_is_read_elsewhere_does_not_come_to_the_controller(makers, arrived_here):

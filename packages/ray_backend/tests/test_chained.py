@@ -7,7 +7,7 @@ import torch
 from kapell.decorators import Dispatch, register
 from kapell.protocol import DataProto
 from kapell.protocol.arrivals import Arrivals
-from kapell.ray_backend import RayWorkerGroup, shipping
+from kapell.ray_backend import RayWorkerGroup
 from kapell.workergroup import ClassWithInitArgs, Worker
 
 ROWS = 100_000  # over a megabyte a rank: smaller results are copied faster than they are looked at
@@ -36,20 +36,6 @@ def links(backend):
         RayWorkerGroup(pool, ClassWithInitArgs(Link), role="second") as second,
     ):
         yield first, second
-
-
-@pytest.fixture
-def arrived_here(monkeypatch):
-    """The bytes that this process has read out of Ray's store."""
-    sizes = []
-    arrive = shipping._arrive
-
-    def counted(head, private, borrowable, *buffers):
-        sizes.append(len(head) + sum(memoryview(buffer).nbytes for buffer in buffers))
-        return arrive(head, private, borrowable, *buffers)
-
-    monkeypatch.setattr(shipping, "_arrive", counted)
-    return sizes
 
 
 def test_three_calls_in_a_chain_bring_nothing_of_their_batches_to_the_controller(links, arrived_here):
