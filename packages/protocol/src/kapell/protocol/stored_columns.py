@@ -59,7 +59,7 @@ class StoredColumn:
         self.parts = parts
         """Where it is, row after row."""
         self.facts = facts
-        """Its kind. The rows that it counts are those of the first part."""
+        """Its kind. The rows that it counts are those of one part."""
         self.fetched: Any = None
         """The selected rows, when they were fetched."""
 

@@ -95,10 +95,7 @@ def packed_call(call: RankCall) -> tuple[bytes | int, list[Any]]:
         else:
             entries.append(_APART)
             apart.append(value)
-    options: dict[str, Any] = {"target": call.target, "wanted": call.wanted, "number": call.number, "trace": call.trace}
-    if call.by_reference:
-        options["by_reference"] = True
-    head = pickle.dumps((call.direct, call.method, options, tuple(call.kwargs), entries), protocol=5)
+    head = pickle.dumps((call.direct, call.method, call.run_options(), tuple(call.kwargs), entries), protocol=5)
     if len(head) <= _PIECE_BYTES:
         return head, apart
     pieces = [head[start : start + _PIECE_BYTES] for start in range(0, len(head), _PIECE_BYTES)]
@@ -124,8 +121,6 @@ def packed_answer(value: Any) -> Any:
     """An answer that `opened_answer` reads: as bytes where it is small."""
     if type(value) in _PLAIN:
         return value
-    if is_future(value):
-        return shipped(value)
     try:
         packed = pack(value, room=_SMALL_BYTES)
     except HoldsReferencesError:

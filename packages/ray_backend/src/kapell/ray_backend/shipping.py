@@ -58,6 +58,8 @@ def pack(value: Any, *, references: bool = False, read_only: bool = False, room:
     they are small. With ``read_only`` its arrays and tensors arrive as views of the buffers that refuse to be written.
     Raises `HoldsReferencesError` for a value with Ray references inside, unless Ray itself is asking (``references``).
     """
+    if is_future(value) and not references:  # known before it is half pickled
+        raise HoldsReferencesError("a future refers to what lies elsewhere")
     if _WIRE in sys.modules:
         # A whole container at once shares memory that appears twice.
         value = sys.modules[_WIRE].pack(value, read_only=read_only)
@@ -135,8 +137,6 @@ def shipped(value: Any, *, read_only: bool = False) -> Any:
     """
     if type(value) in _PLAIN:
         return value
-    if is_future(value):
-        return _WithReferences(value, read_only)
     try:
         packed = pack(value, read_only=read_only)
     except HoldsReferencesError:

@@ -25,11 +25,6 @@ def private_arguments(call: RankCall) -> tuple[list[Any], dict[str, Any]]:
     return list(map(isolate, call.args)), {name: isolate(kwargs[name]) for name in kwargs} if kwargs else {}
 
 
-def _options(call: RankCall) -> dict[str, Any]:
-    options = {"target": call.target, "wanted": call.wanted, "number": call.number, "trace": call.trace}
-    return {**options, "by_reference": True} if call.by_reference else options
-
-
 class Answer:
     """The handle of one call: its value or error, once it is done."""
 
@@ -111,7 +106,7 @@ class LocalWorkers(Workers[Answer]):
     def _run(self, call: RankCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a call whose arguments are private already."""
         runner = self._runners[call.rank] or self._lost(call.rank)
-        return isolate(runner.run(call.method, args, kwargs, **_options(call)))
+        return isolate(runner.run(call.method, args, kwargs, **call.run_options()))
 
     def _lost(self, rank: int) -> NoReturn:
         raise LostWorker(f"rank {rank} of {self._role} was lost; restart it")

@@ -38,6 +38,11 @@ class RankCall(NamedTuple):
     by_reference: bool = False
     """Whether a batch that is returned stays with the worker, and the caller gets a reference to it."""
 
+    def run_options(self) -> dict[str, Any]:
+        """What `CallRunner.run` is told beside method and arguments."""
+        options = {"target": self.target, "wanted": self.wanted, "number": self.number, "trace": self.trace}
+        return {**options, "by_reference": True} if self.by_reference else options
+
 
 class Workers(ABC, Generic[HandleT]):
     """The processes (or threads, or objects) behind a group: all that a backend implements besides making them.
