@@ -1,6 +1,8 @@
-"""A batch with a column of every kind, used by most tests."""
+"""A batch with a column of every kind, used by most tests; and the folder of tests on pytest's path."""
 
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 from kapell.protocol import DataProto
 
+sys.path.insert(0, str(Path(__file__).parent))  # its importlib mode leaves it out
 warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype stage")
 
 

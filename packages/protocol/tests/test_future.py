@@ -6,22 +6,10 @@ import threading
 import numpy as np
 import pytest
 import torch
+from counting_store import CountingStore
 
 from kapell.protocol import DataProto, DataProtoFuture, MemoryStore
 from kapell.protocol import tensordict_utils as tu
-
-
-class CountingStore(MemoryStore):
-    """Remembers what was fetched."""
-
-    def __init__(self):
-        super().__init__()
-        self.fetched = []
-
-    def get(self, refs, *, timeout=None):
-        self.fetched += refs
-        return super().get(refs, timeout=timeout)
-
 
 WHOLE = DataProto.from_dict({"id": torch.arange(10)}, {"t": [f"row {row}" for row in range(10)]}, {"step": 1})
 

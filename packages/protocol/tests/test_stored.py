@@ -7,22 +7,15 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from counting_store import CountingStore
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kapell.protocol import ColumnFacts, DataProto, DataProtoFuture, MemoryStore, StoredBatch
+from kapell.protocol import ColumnFacts, DataProto, DataProtoFuture, StoredBatch
 
 
-class Shelf(MemoryStore):
-    """Remembers what was fetched; travels as itself, as a store that several processes share."""
-
-    def __init__(self):
-        super().__init__()
-        self.fetched = []
-
-    def get(self, refs, *, timeout=None):
-        self.fetched += refs
-        return super().get(refs, timeout=timeout)
+class Shelf(CountingStore):
+    """Travels as itself, as a store that several processes share."""
 
     def __reduce__(self):
         return "SHELF"
