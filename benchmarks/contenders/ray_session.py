@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import ray
 
 __all__ = ["restart_ray", "start_ray"]
@@ -10,6 +12,8 @@ __all__ = ["restart_ray", "start_ray"]
 def start_ray() -> None:
     """Start Ray once; it ends with the process."""
     if not ray.is_initialized():
+        # As Kapell sets it where it starts Ray: memory of the store is free at once, for everyone.
+        os.environ.setdefault("RAY_free_objects_batch_size", "1")
         ray.init(
             address="local",
             num_cpus=16,

@@ -38,7 +38,7 @@ def travelled(*args, **kwargs):
     """The arguments as the worker gets them, and how many went beside the bytes."""
     packed = [pack_argument(value) for value in args]
     named = {name: pack_argument(value) for name, value in kwargs.items()}
-    head, apart = packed_call(RankCall(0, "f", tuple(packed), named, "role", False, 7, "trace", True))
+    head, apart, _ = packed_call(RankCall(0, "f", tuple(packed), named, "role", False, 7, "trace", True))
     assert all(len(piece) < RAY_INLINE_BYTES for piece in (head, *apart) if type(piece) is bytes)
     direct, method, opened, opened_named, options = opened_call(head, apart)
     assert (direct, method, options) == (True, "f", {"target": "role", "wanted": False, "number": 7, "trace": "trace"})

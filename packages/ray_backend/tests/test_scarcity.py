@@ -31,6 +31,10 @@ class Eater(Worker):
     def size(self, array):
         return array.nbytes
 
+    @register(Dispatch.ONE_TO_ALL)
+    def turned(self, array, rank):
+        return -array if self.rank == rank else self.rank
+
     @register(Dispatch.DP_COMPUTE_PROTO, collect=Reduction.LIST)
     def eat(self, megabytes):
         """Take so much memory, piece by piece."""
@@ -71,6 +75,7 @@ def main():
             "answer": told(lambda: group.make(1, 200)),
             "argument": told(lambda: group.size(np.ones(200 * MB, dtype=np.int8))),
             "afterwards": group.size(np.ones(20 * MB, dtype=np.int8)),
+            "after large ones": told(lambda: [group.turned(np.ones(50 * MB, dtype=np.int8), 1) for _ in range(3)]),
             "memory": told(lambda: group.eat([0, 2 * SPARE_BYTES // MB])),
         }
     sys.stdout.write(json.dumps(seen))
@@ -104,6 +109,10 @@ def test_an_answer_without_room_fails_its_rank_alone_and_says_how_large_it_was(s
 
 def test_a_group_goes_on_after_the_store_was_full(seen):
     assert seen["afterwards"] == [20 * MB] * 2
+
+
+def test_large_arguments_have_left_the_store_when_the_answers_come(seen):
+    assert seen["after large ones"] == {"kind": "fine"}, "an argument of 50 MB and an answer of 50 MB, in a store of 80"
 
 
 def test_a_worker_ended_for_its_memory_is_lost_with_rank_node_and_reason_and_the_others_answers_stay(seen):

@@ -1,6 +1,7 @@
 """Which Ray is joined, and when one is started: told by what is asked of Ray, without starting any."""
 
 import logging
+import os
 import socket
 
 import pytest
@@ -69,6 +70,19 @@ def test_one_is_started_with_places_for_small_pools_where_none_runs(lonely):
 def test_one_that_is_started_has_room_for_the_first_pool_and_others_beside_it(lonely):
     RayBackend().resource_pool([300, 300], cpus_per_process=0.5)
     assert lonely[0]["num_cpus"] == 316
+
+
+@pytest.mark.parametrize("own", [None, "50"])
+def test_one_that_is_started_frees_its_store_at_once_unless_told_otherwise(lonely, monkeypatch, own):
+    variable = "RAY_free_objects_batch_size"
+    monkeypatch.delenv(variable, raising=False)
+    if own:
+        monkeypatch.setenv(variable, own)
+    start, told = ray.init, []
+    monkeypatch.setattr(ray, "init", lambda **options: told.append(os.environ.get(variable)) or start(**options))
+    assert ensure_ray()
+    assert told == [own, own or "1"]  # for joining one, and for the one that is started
+    assert os.environ.get(variable) == own
 
 
 def test_one_is_started_with_a_dashboard_and_cpus_as_asked(lonely):

@@ -8,27 +8,18 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .variables import default_variable
+
 # Under `uv run`, Ray would by default copy the working folder and install a new environment for its workers at each
 # start, minutes with torch in it. Workers use the driver's own; where nodes lack it, set the variable to 1.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
 
-def _import_ray_for_loopback() -> None:
-    """Only a Ray that was imported with this variable keeps the address 127.0.0.1 when it starts its processes.
-
-    Joining goes as without it. It is taken away again: `ray start` as a child of this program is to serve a cluster.
-    """
-    variable = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # read on every system
-    if "ray" in sys.modules or variable in os.environ:
-        return
-    os.environ[variable] = "0"
-    try:
+if "ray" not in sys.modules:
+    # Only a Ray that was imported with this variable, read on every system, keeps the address 127.0.0.1 when it starts
+    # its processes. Joining goes as without it.
+    with default_variable("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"):
         import_module("ray")
-    finally:
-        del os.environ[variable]
-
-
-_import_ray_for_loopback()
 
 if TYPE_CHECKING:
     from .backend import RayBackend

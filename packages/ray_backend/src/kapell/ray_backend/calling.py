@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
@@ -20,6 +20,9 @@ from .storing import put_value
 
 __all__ = [
     "Inline",
+    "OpenedCall",
+    "PackedCall",
+    "Stored",
     "goes_by_name",
     "name_of",
     "opened_answer",
@@ -48,6 +51,24 @@ class Inline:
         self.nbytes = nbytes
 
 
+class Stored(NamedTuple):
+    """A large value in Ray's object store, put there once."""
+
+    ref: ray.ObjectRef
+    nbytes: int
+
+
+class PackedCall(NamedTuple):
+    """A call as it goes to an actor."""
+
+    head: bytes | int
+    """All of it as bytes but what lies apart; where that is long, the number of pieces that come first in ``apart``."""
+    apart: list[Any]
+    """What Ray itself must see."""
+    stored_bytes: int
+    """Bytes of it in Ray's object store, where they were put for this call."""
+
+
 def pack_argument(value: Any, *, num_readers: int = 1, read_only: bool = False) -> Any:
     """An argument as it goes into a call: serialized here, once, however many ranks read it."""
     if type(value) in _PLAIN and (type(value) is not str or len(value) < _SHORT):
@@ -61,7 +82,7 @@ def pack_argument(value: Any, *, num_readers: int = 1, read_only: bool = False) 
     nbytes = packed.nbytes
     if nbytes <= _SMALL_BYTES or nbytes * num_readers <= _INLINE_BYTES:
         return Inline(packed, nbytes)
-    return put_value(ship(packed, nbytes), "an argument")
+    return Stored(put_value(ship(packed, nbytes), "an argument"), nbytes)
 
 
 def name_of(call: RankCall) -> str:
@@ -80,41 +101,53 @@ def opened_name(name: str) -> tuple[str, str]:
     return target, method
 
 
-def packed_call(call: RankCall) -> tuple[bytes | int, list[Any]]:
-    """A call whose arguments `pack_argument` gave, as bytes, and the arguments that go beside it.
-
-    A long one is the number of pieces, which then come first beside it.
-    """
+def packed_call(call: RankCall) -> PackedCall:
+    """A call whose arguments `pack_argument` gave."""
     entries: list[Any] = []
     apart: list[Any] = []
+    stored_bytes = 0
     for value in (*call.args, *call.kwargs.values()):
         if type(value) in _PLAIN:
             entries.append(value)
         elif type(value) is Inline:
             entries.append(value.parts)
+        elif type(value) is Stored:
+            entries.append(_APART)
+            apart.append(value.ref)
+            stored_bytes += value.nbytes
         else:
             entries.append(_APART)
             apart.append(value)
     head = pickle.dumps((call.direct, call.method, call.run_options(), tuple(call.kwargs), entries), protocol=5)
     if len(head) <= _PIECE_BYTES:
-        return head, apart
+        return PackedCall(head, apart, stored_bytes)
     pieces = [head[start : start + _PIECE_BYTES] for start in range(0, len(head), _PIECE_BYTES)]
-    return len(pieces), [*pieces, *apart]
+    return PackedCall(len(pieces), [*pieces, *apart], stored_bytes)
 
 
-def opened_call(
-    head: bytes | int, apart: Sequence[Any]
-) -> tuple[bool, str, Sequence[Any], Mapping[str, Any], dict[str, Any]]:
-    """Whether it is direct, method, arguments, keyword arguments, and the options of `CallRunner.run`."""
+class OpenedCall(NamedTuple):
+    """A call as the worker runs it."""
+
+    direct: bool
+    method: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    options: dict[str, Any]
+    """Those of `CallRunner.run`."""
+
+
+def opened_call(head: bytes | int, apart: Sequence[Any]) -> OpenedCall:
+    """A call that `packed_call` packed, when Ray has opened what lies apart."""
     if isinstance(head, int):
         head, apart = b"".join(apart[:head]), apart[head:]
     direct, method, options, names, entries = pickle.loads(head)
     beside = iter(apart)
     values = [_opened(entry, beside) for entry in entries]
     if not names:
-        return direct, method, values, {}, options
+        return OpenedCall(direct, method, values, {}, options)
     first_named = len(values) - len(names)
-    return direct, method, values[:first_named], dict(zip(names, values[first_named:], strict=True)), options
+    named = dict(zip(names, values[first_named:], strict=True))
+    return OpenedCall(direct, method, values[:first_named], named, options)
 
 
 def packed_answer(value: Any) -> Any:

@@ -111,6 +111,7 @@ class RayWorkerGroup(WorkerGroup):
             envs=starter.envs,
             pool=resource_pool,
             read_only=read_only,
+            detached=detached,
             restart=starter.start_one,
             on_close=starter.leave,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import ray
@@ -12,7 +13,7 @@ import ray
 from kapell.workergroup import CallRunner, ClassWithInitArgs
 
 from .borrowing import borrow_always
-from .calling import opened_call, opened_name, packed_answer
+from .calling import OpenedCall, opened_call, opened_name, packed_answer
 from .devices import device_of_all, visible_devices
 from .failures import leaving_error
 from .keeping import KeptInRay
@@ -59,6 +60,8 @@ class WorkerHost:
         self._runner: CallRunner | None = None
         self._claim: PortClaim | None = None
         self._cls_with_init: ClassWithInitArgs | None = None
+        self._received: dict[int, OpenedCall] = {}  # calls with large arguments that are about to run
+        self._keys = count()
         self._large: dict[str, int] = {}  # sizes of the last large answers, by Ray's id of the call
 
     def facts(self) -> HostFacts:
@@ -116,11 +119,25 @@ class WorkerHost:
 
     def call(self, head: bytes | int, *apart: Any) -> Any:
         """Run a call that `packed_call` has packed; ``apart`` are the arguments that Ray has opened."""
+        return self._answer(_opened(head, apart))
+
+    def receive(self, head: bytes | int, *apart: Any) -> int:
+        """Take a call with large arguments and keep it for `call_received`; its key.
+
+        Ray frees what a task was sent when the task ends: the arguments' store is free while the method runs.
+        """
+        key = next(self._keys)
+        self._received[key] = _opened(head, apart)
+        return key
+
+    def call_received(self, key: int) -> Any:
+        """Run a call that `receive` has taken."""
+        return self._answer(self._received.pop(key))
+
+    def _answer(self, call: OpenedCall) -> Any:
         assert self._runner is not None
         try:
-            direct, method, args, kwargs, options = opened_call(head, apart)
-            answer = self._runner.run(method, args, kwargs, **options)
-            return self._noted(packed_answer(answer) if direct else shipped(answer))
+            return self._sent(call, self._runner.run(call.method, call.args, call.kwargs, **call.options))
         except BaseException as error:
             raise leaving_error(error) from None
 
@@ -136,6 +153,9 @@ class WorkerHost:
     def answer_bytes(self, task_id: str) -> int:
         """The size of one of the last large answers; 0 when it is not known."""
         return self._large.get(task_id, 0)
+
+    def _sent(self, call: OpenedCall, answer: Any) -> Any:
+        return self._noted(packed_answer(answer) if call.direct else shipped(answer))
 
     def _noted(self, answer: Any) -> Any:
         """Ray does not say how large an answer was for which it had no room."""
@@ -159,11 +179,16 @@ class AsyncWorkerHost(WorkerHost):
 
     async def call(self, head: bytes | int, *apart: Any) -> Any:
         """As `WorkerHost.call`; awaits async methods."""
+        return await self._answer_async(_opened(head, apart))
+
+    async def call_received(self, key: int) -> Any:
+        """As `WorkerHost.call_received`; awaits async methods."""
+        return await self._answer_async(self._received.pop(key))
+
+    async def _answer_async(self, call: OpenedCall) -> Any:
         assert self._runner is not None
         try:
-            direct, method, args, kwargs, options = opened_call(head, apart)
-            answer = await self._runner.run_async(method, args, kwargs, **options)
-            return self._noted(packed_answer(answer) if direct else shipped(answer))
+            return self._sent(call, await self._runner.run_async(call.method, call.args, call.kwargs, **call.options))
         except BaseException as error:
             raise leaving_error(error) from None
 
@@ -176,6 +201,13 @@ class AsyncWorkerHost(WorkerHost):
             return self._noted(packed_answer(answer))
         except BaseException as error:
             raise leaving_error(error) from None
+
+
+def _opened(head: bytes | int, apart: Sequence[Any]) -> OpenedCall:
+    try:
+        return opened_call(head, apart)
+    except BaseException as error:
+        raise leaving_error(error) from None
 
 
 def _named() -> tuple[str, str, int]:

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from kapell.workergroup import ClassWithInitArgs, colocated_roles, placement_env
 
-from .calling import Inline, pack_argument
+from .calling import Inline, Stored, pack_argument
 from .failures import own_error
 from .host import AsyncWorkerHost, HostFacts, WorkerHost
 from .occupancy import Occupied, occupy
@@ -230,8 +230,9 @@ class Starter:
         return gather_start(role, stage, refs, deadline, first_rank=first_rank, world_size=len(self._places))
 
     def _build(self, actor: Any, env: Mapping[str, str]) -> ray.ObjectRef:
-        packed = self._packed_class
-        return actor.build.remote(env, packed.parts if isinstance(packed, Inline) else packed, self._start.read_only)
+        packed: Inline | Stored = self._packed_class
+        sent = packed.parts if isinstance(packed, Inline) else packed.ref
+        return actor.build.remote(env, sent, self._start.read_only)
 
 
 def _claim(actor: Any, ports: Sequence[int] | None) -> int:

@@ -26,6 +26,7 @@ from .storing import StoreFullError, store_full
 __all__ = ["RayWorkers"]
 
 _SIZE_SECONDS = 5.0  # for a worker to say how large an answer was that found no room
+_RECEIVED_BYTES = 32 << 20  # a task of its own costs half a millisecond
 _BUSY_AFTER_SECONDS = 0.3  # a dead process is known at once, an idle one answers in milliseconds
 
 
@@ -58,6 +59,7 @@ class RayWorkers(Workers[RayAnswer]):
         pool: RayResourcePool | None = None,
         owned: bool = True,
         read_only: bool = False,
+        detached: bool = False,
         restart: Callable[[int], Any] | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
@@ -69,6 +71,8 @@ class RayWorkers(Workers[RayAnswer]):
         self.pool = pool  # keeps the reservation's owner alive
         self._owned = owned
         self._read_only = read_only
+        # Views are of the store itself. And what a program that is gone has left with workers that are not would stay.
+        self._may_receive = owned and not detached and not read_only
         self._restart = restart
         self.session = this_session()
         self._questions: dict[int, ray.ObjectRef] = {}  # whether a rank lives, one at a time
@@ -90,6 +94,7 @@ class RayWorkers(Workers[RayAnswer]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.session = this_session()  # that of the process that it was sent to, maybe on another node
+        self._may_receive = False
 
     def put(self, value: Any, num_readers: int) -> Any:
         """Serialize once; small values ride in the call, larger ones go to the object store."""
@@ -104,8 +109,12 @@ class RayWorkers(Workers[RayAnswer]):
                 ref = self._method(call, "call_by_name").remote()
                 self._numbers.note(ref, call.number)
             else:
-                head, apart = packed_call(call)
-                ref = self._method(call, "call").remote(head, *apart)
+                head, apart, stored_bytes = packed_call(call)
+                if self._may_receive and stored_bytes >= _RECEIVED_BYTES:
+                    taken = self._method(call, "receive").remote(head, *apart)
+                    ref = self._method(call, "call_received").remote(taken)
+                else:
+                    ref = self._method(call, "call").remote(head, *apart)
         except Exception:  # Ray has no class for it
             self.check_session()
             raise
