@@ -55,7 +55,8 @@ class Stored(NamedTuple):
     """A large value in Ray's object store, put there once."""
 
     ref: ray.ObjectRef
-    nbytes: int
+    share: int
+    """Its bytes there, divided among those who read it."""
 
 
 class PackedCall(NamedTuple):
@@ -65,8 +66,8 @@ class PackedCall(NamedTuple):
     """All of it as bytes but what lies apart; where that is long, the number of pieces that come first in ``apart``."""
     apart: list[Any]
     """What Ray itself must see."""
-    stored_bytes: int
-    """Bytes of it in Ray's object store, where they were put for this call."""
+    stored: int
+    """Bytes of it in Ray's object store, where they were put for this call, its part of what several read."""
 
 
 def pack_argument(value: Any, *, num_readers: int = 1, read_only: bool = False) -> Any:
@@ -82,7 +83,7 @@ def pack_argument(value: Any, *, num_readers: int = 1, read_only: bool = False) 
     nbytes = packed.nbytes
     if nbytes <= _SMALL_BYTES or nbytes * num_readers <= _INLINE_BYTES:
         return Inline(packed, nbytes)
-    return Stored(put_value(ship(packed, nbytes), "an argument"), nbytes)
+    return Stored(put_value(ship(packed, nbytes), "an argument"), nbytes // num_readers)
 
 
 def name_of(call: RankCall) -> str:
@@ -105,7 +106,7 @@ def packed_call(call: RankCall) -> PackedCall:
     """A call whose arguments `pack_argument` gave."""
     entries: list[Any] = []
     apart: list[Any] = []
-    stored_bytes = 0
+    stored = 0
     for value in (*call.args, *call.kwargs.values()):
         if type(value) in _PLAIN:
             entries.append(value)
@@ -114,15 +115,15 @@ def packed_call(call: RankCall) -> PackedCall:
         elif type(value) is Stored:
             entries.append(_APART)
             apart.append(value.ref)
-            stored_bytes += value.nbytes
+            stored += value.share
         else:
             entries.append(_APART)
             apart.append(value)
     head = pickle.dumps((call.direct, call.method, call.run_options(), tuple(call.kwargs), entries), protocol=5)
     if len(head) <= _PIECE_BYTES:
-        return PackedCall(head, apart, stored_bytes)
+        return PackedCall(head, apart, stored)
     pieces = [head[start : start + _PIECE_BYTES] for start in range(0, len(head), _PIECE_BYTES)]
-    return PackedCall(len(pieces), [*pieces, *apart], stored_bytes)
+    return PackedCall(len(pieces), [*pieces, *apart], stored)
 
 
 class OpenedCall(NamedTuple):

@@ -109,8 +109,8 @@ class RayWorkers(Workers[RayAnswer]):
                 ref = self._method(call, "call_by_name").remote()
                 self._numbers.note(ref, call.number)
             else:
-                head, apart, stored_bytes = packed_call(call)
-                if self._may_receive and stored_bytes >= _RECEIVED_BYTES:
+                head, apart, stored = packed_call(call)
+                if self._may_receive and stored >= _RECEIVED_BYTES:
                     taken = self._method(call, "receive").remote(head, *apart)
                     ref = self._method(call, "call_received").remote(taken)
                 else:
