@@ -147,6 +147,18 @@ class Meeting(Worker):
         return True
 
 
+class Summing(Worker):
+    """Built from numbers: as they are, or what a reference to them refers to."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.numbers = ray.get(given["numbers"]) if isinstance(given, dict) else given
+
+    @register(Dispatch.ONE_TO_ALL)
+    def total(self):
+        return int(self.numbers.sum())
+
+
 class Leader(Worker):
     """Has a group of its own."""
 
@@ -265,6 +277,20 @@ def test_the_result_of_a_rank_that_is_not_collected_is_never_fetched(pool):
 
 def test_a_reference_is_read_where_it_is_used(group):
     assert group.address(ray.put(np.ones(5)))[0][1] == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "total"),
+    [
+        (lambda: np.ones(5), 5),
+        (lambda: np.ones(100_000), 100_000),
+        (lambda: {"numbers": ray.put(np.ones(7))}, 7),
+    ],
+    ids=["small", "large", "a reference"],
+)
+def test_constructors_take_what_methods_take(pool, given, total):
+    with RayWorkerGroup(pool, ClassWithInitArgs(Summing, given())) as group:
+        assert group.total() == [total, total]
 
 
 def test_a_non_blocking_call_is_a_future_and_a_list_of_references(group):

@@ -230,9 +230,12 @@ class Starter:
         return gather_start(role, stage, refs, deadline, first_rank=first_rank, world_size=len(self._places))
 
     def _build(self, actor: Any, env: Mapping[str, str]) -> ray.ObjectRef:
-        packed: Inline | Stored = self._packed_class
-        sent = packed.parts if isinstance(packed, Inline) else packed.ref
-        return actor.build.remote(env, sent, self._start.read_only)
+        packed = self._packed_class
+        if isinstance(packed, Inline):
+            packed = packed.parts
+        elif isinstance(packed, Stored):
+            packed = packed.ref
+        return actor.build.remote(env, packed, self._start.read_only)
 
 
 def _claim(actor: Any, ports: Sequence[int] | None) -> int:
