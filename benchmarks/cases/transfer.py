@@ -35,7 +35,7 @@ ECHO = Benchmark(
     units={"echo": "s"},
     axis="megabytes",
     rounds=7,
-    warmups=10,  # Ray's store moves on to fresh pages until it has touched all that it has
+    warmups=10,  # until the pages of the store and of all processes are warm, for everyone
     uses_ray=True,
     budgets=(
         Budget(

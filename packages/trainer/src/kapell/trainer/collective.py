@@ -29,6 +29,7 @@ __all__ = [
     "join_process_group",
 ]
 
+_DIRECT_BYTES = 4 << 20  # of all ranks together; above it a ring, which moves less, takes as long
 _TIMEOUT = timedelta(minutes=10)  # a rank may wait for a peer that is still in a long backward pass
 
 
@@ -52,15 +53,24 @@ class ProcessGroupCollective(Collective):
     """One rank per process, over `torch.distributed`'s default group, which must be initialised."""
 
     def start_average(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Start a sum over all processes, in place; collecting it waits for the last one."""
-        work = dist.all_reduce(tensor, async_op=True)
-        assert work is not None
+        """Start to average over all processes, maybe in place; collecting it waits for the last one."""
+        num_ranks = dist.get_world_size()
+        if tensor.device.type == "cpu" and num_ranks * tensor.nbytes <= _DIRECT_BYTES:
+            # All to all: one message each way, where gloo's ring has several, each with its latency.
+            parts = [torch.empty_like(tensor) for _ in range(num_ranks)]
+            gathered = dist.all_gather(parts, tensor, async_op=True)
+            return _when_done(gathered, lambda: torch.stack(parts).mean(0))  # equal on all ranks, bit for bit
+        return _when_done(dist.all_reduce(tensor, async_op=True), lambda: tensor.div_(num_ranks))
 
-        def finish() -> Tensor:
-            work.wait()
-            return tensor.div_(dist.get_world_size())
 
-        return finish
+def _when_done(work: dist.Work | None, result: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    assert work is not None
+
+    def finish() -> Tensor:
+        work.wait()
+        return result()
+
+    return finish
 
 
 class _Exchange:
