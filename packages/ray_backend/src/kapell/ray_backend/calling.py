@@ -67,7 +67,7 @@ class PackedCall(NamedTuple):
     apart: list[Any]
     """What Ray itself must see."""
     stored: int
-    """Bytes of it in Ray's object store, where they were put for this call, its part of what several read."""
+    """Bytes that were put into Ray's object store for it; of what several ranks read, its part."""
 
 
 def pack_argument(value: Any, *, num_readers: int = 1, read_only: bool = False) -> Any:

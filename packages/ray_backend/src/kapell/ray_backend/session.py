@@ -81,7 +81,8 @@ def ensure_ray(
     A Ray started here has ``num_cpus`` logical CPUs; when that is not given, as many as the machine, and at least 16
     beside the ``needed_cpus`` of pools that are to fit. With ``dashboard`` it has one, which needs ``ray[default]``. It
     stays on the loopback interface, except where Ray was imported before this package; then the log says where it
-    listens. ``address="local"`` starts one in any case. ``options`` go to ``ray.init``.
+    listens. Its store frees at once what nothing refers to. ``address="local"`` starts one in any case. ``options`` go
+    to ``ray.init``.
 
     False when this process was connected already. Raises ``ConnectionError`` when nothing answers at an address that
     was named.

@@ -71,7 +71,7 @@ class RayWorkers(Workers[RayAnswer]):
         self.pool = pool  # keeps the reservation's owner alive
         self._owned = owned
         self._read_only = read_only
-        # Views are of the store itself. And what a program that is gone has left with workers that are not would stay.
+        # Views are of the store itself. And what a program has left with workers that outlive it would stay there.
         self._may_receive = owned and not detached and not read_only
         self._restart = restart
         self.session = this_session()
@@ -94,7 +94,7 @@ class RayWorkers(Workers[RayAnswer]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.session = this_session()  # that of the process that it was sent to, maybe on another node
-        self._may_receive = False
+        self._may_receive = False  # the workers outlive that process
 
     def put(self, value: Any, num_readers: int) -> Any:
         """Serialize once; small values ride in the call, larger ones go to the object store."""
