@@ -78,7 +78,9 @@ def main():
             "answer": told(lambda: group.make(1, 200)),
             "argument": told(lambda: group.size(np.ones(200 * MB, dtype=np.int8))),
             "afterwards": group.size(np.ones(20 * MB, dtype=np.int8)),
-            "pause": time.sleep(FREED_SECONDS),
+        }
+        time.sleep(FREED_SECONDS)
+        seen |= {
             "large": told(lambda: group.turned(np.ones(70 * MB, dtype=np.int8))),
             "memory": told(lambda: group.eat([0, 2 * SPARE_BYTES // MB])),
         }

@@ -134,36 +134,29 @@ class WorkerHost:
         """Run a call that `receive` has taken."""
         return self._answer(self._received.pop(key))
 
-    def _answer(self, call: OpenedCall) -> Any:
-        assert self._runner is not None
-        try:
-            return self._sent(call, self._runner.run(call.method, call.args, call.kwargs, **call.options))
-        except BaseException as error:
-            raise leaving_error(error) from None
-
     def call_by_name(self) -> Any:
         """Run a direct call without arguments: its task has its name."""
-        assert self._runner is not None
-        try:
-            target, method, number = _named()
-            return self._noted(packed_answer(self._runner.run(method, (), {}, target=target, number=number)))
-        except BaseException as error:
-            raise leaving_error(error) from None
+        return self._answer(_named())
 
     def answer_bytes(self, task_id: str) -> int:
         """The size of one of the last large answers; 0 when it is not known."""
         return self._large.get(task_id, 0)
 
-    def _sent(self, call: OpenedCall, answer: Any) -> Any:
-        return self._noted(packed_answer(answer) if call.direct else shipped(answer))
+    def _answer(self, call: OpenedCall) -> Any:
+        assert self._runner is not None
+        try:
+            return self._packed(call, self._runner.run(call.method, call.args, call.kwargs, **call.options))
+        except BaseException as error:
+            raise leaving_error(error) from None
 
-    def _noted(self, answer: Any) -> Any:
-        """Ray does not say how large an answer was for which it had no room."""
-        if type(answer) is Shipped and answer.nbytes >= _LARGE_BYTES:
+    def _packed(self, call: OpenedCall, answer: Any) -> Any:
+        """The answer as it goes. Of a large one the size is kept: Ray does not say it when it has no room for it."""
+        packed = packed_answer(answer) if call.direct else shipped(answer)
+        if type(packed) is Shipped and packed.nbytes >= _LARGE_BYTES:
             if len(self._large) >= _KEPT_SIZES:
                 del self._large[next(iter(self._large))]
-            self._large[ray.get_runtime_context().get_task_id() or ""] = answer.nbytes
-        return answer
+            self._large[ray.get_runtime_context().get_task_id() or ""] = packed.nbytes
+        return packed
 
     def _see_own_device(self) -> None:
         """Where Ray must leave visible devices alone, all are visible: the local rank is then the device's id."""
@@ -185,20 +178,14 @@ class AsyncWorkerHost(WorkerHost):
         """As `WorkerHost.call_received`; awaits async methods."""
         return await self._answer_async(self._received.pop(key))
 
+    async def call_by_name(self) -> Any:
+        """As `WorkerHost.call_by_name`; awaits async methods."""
+        return await self._answer_async(_named())
+
     async def _answer_async(self, call: OpenedCall) -> Any:
         assert self._runner is not None
         try:
-            return self._sent(call, await self._runner.run_async(call.method, call.args, call.kwargs, **call.options))
-        except BaseException as error:
-            raise leaving_error(error) from None
-
-    async def call_by_name(self) -> Any:
-        """As `WorkerHost.call_by_name`; awaits async methods."""
-        assert self._runner is not None
-        try:
-            target, method, number = _named()
-            answer = await self._runner.run_async(method, (), {}, target=target, number=number)
-            return self._noted(packed_answer(answer))
+            return self._packed(call, await self._runner.run_async(call.method, call.args, call.kwargs, **call.options))
         except BaseException as error:
             raise leaving_error(error) from None
 
@@ -210,8 +197,9 @@ def _opened(head: bytes | int, apart: Sequence[Any]) -> OpenedCall:
         raise leaving_error(error) from None
 
 
-def _named() -> tuple[str, str, int]:
-    """Target, method and number of the call that goes by this task's name."""
+def _named() -> OpenedCall:
+    """The call that goes by this task's name."""
     context = ray.get_runtime_context()
     target, method = opened_name(context.get_task_name() or "")
-    return target, method, number_of_task(context.get_task_id() or "0")
+    number = number_of_task(context.get_task_id() or "0")
+    return OpenedCall(True, method, (), {}, {"target": target, "number": number})
