@@ -57,23 +57,22 @@ class StepHook(Hook):
         self._group: WorkerGroup | None = None
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        numbers = {}
-        if self._in_controller:
-            processor = time.process_time()
-            through = self._bytes_through_controller() + self._columns.fetched
-            own = self._columns.fetched + self._columns.sent
-            numbers = {
-                "controller: processor time": processor - self._processor,
-                "controller: peak memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
-                "controller: bytes through it": float(through - self._through),
-            }
-            if own:  # by reference
-                numbers["controller: bytes beside columns of its own"] = float(
-                    through - self._through - own + self._own
-                )
-            self._through, self._own = through, own
-        self._step_done(numbers)
+        self._step_done(self._controller_numbers if self._in_controller else dict)
         self._processor = time.process_time()
+
+    def _controller_numbers(self) -> dict[str, float]:
+        processor = time.process_time()
+        through = self._bytes_through_controller() + self._columns.fetched
+        own = self._columns.fetched + self._columns.sent
+        numbers = {
+            "controller: processor time": processor - self._processor,
+            "controller: peak memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
+            "controller: bytes through it": float(through - self._through),
+        }
+        if own:  # by reference
+            numbers["controller: bytes beside columns of its own"] = float(through - self._through - own + self._own)
+        self._through, self._own = through, own
+        return numbers
 
     def _bytes_through_controller(self) -> int:
         """Arguments and results of all calls so far, from the groups' own accounting."""

@@ -13,12 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 __all__ = ["PacedContender", "StepDone"]
 
-StepDone = Callable[[Mapping[str, float]], None]
-"""Called by a loop after each step, with what else it measured; waits until the next step may begin."""
+
+class StepDone(Protocol):
+    """Called by a loop after each step; waits until the next step may begin."""
+
+    def __call__(self, measure: Callable[[], Mapping[str, float]] = dict, /) -> None:
+        """``measure`` tells what else is known of the step; its time is not the step's."""
 
 
 class PacedContender:
@@ -78,8 +82,9 @@ def main(target: str, arguments: str) -> None:
             raise SystemExit  # unwinds the loop, so that it ends its workers
         began = time.perf_counter()
 
-    def step_done(numbers: Mapping[str, float]) -> None:
-        answers.write(json.dumps({"step": time.perf_counter() - began, **numbers}) + "\n")
+    def step_done(measure: Callable[[], Mapping[str, float]] = dict, /) -> None:
+        seconds = time.perf_counter() - began
+        answers.write(json.dumps({"step": seconds, **measure()}) + "\n")
         answers.flush()
         wait()
 

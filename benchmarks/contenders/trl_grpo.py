@@ -25,7 +25,7 @@ class StepCallback(TrainerCallback):
 
     def on_step_end(self, args: object, state: object, control: object, **_: object) -> None:
         if state.global_step % (EPOCHS * MINI_BATCHES) == 0:
-            self._step_done({})
+            self._step_done()
 
 
 def run(step_done: StepDone, *, threads: int, prompts: int) -> None:

@@ -37,7 +37,7 @@ class StepCallback(TrainerCallback):
         self._step_done = step_done
 
     def on_step_end(self, args: object, state: object, control: object, **_: object) -> object:
-        self._step_done({})
+        self._step_done()
         return control
 
 

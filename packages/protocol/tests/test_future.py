@@ -65,6 +65,8 @@ def test_futures_join(future):
         DataProtoFuture.concat([])
     with pytest.raises(ValueError, match="another store"):
         DataProtoFuture.concat([future, DataProtoFuture([0], MemoryStore(), rows=[1])])
+    with pytest.raises(TypeError, match=r"a DataProtoFuture .* get\(\) futures first"):
+        DataProto.concat([first.get(), second])
 
 
 def test_a_shard_used_twice_is_fetched_once(store, refs):

@@ -234,6 +234,9 @@ def test_joining_merges_meta_and_renamed_columns(shelf):
     empty = DataProto(meta_info={"metrics": {"m": 5}})
     joined = StoredBatch.concat([*stored, StoredBatch.put(empty, shelf)])
     assert joined.get() == DataProto.concat([*parts, empty])
+    either_way = DataProto.concat([*stored, StoredBatch.put(empty, shelf)])
+    assert isinstance(either_way, StoredBatch)
+    assert either_way.get() == joined.get()
     assert joined.meta_info["metrics"] == {"n": [0, 1, 2], "m": [5]}
 
 

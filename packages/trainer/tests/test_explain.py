@@ -31,10 +31,10 @@ def column(found, name):
 def test_each_column_has_its_writer_and_its_readers_with_the_workers_methods():
     values = column(flow(*PPO), "values")
     assert values.writers == {"values": "critic.compute_values"}
-    assert values.readers == {"adv": "", "update_critic": "critic.forward_backward", "metrics": ""}
+    assert values.readers == {"adv": "", "update_critic": "critic.update", "metrics": ""}
     reference = column(flow(*PPO), "ref_log_prob")
     assert reference.writers == {"ref": "actor_rollout_ref.compute_ref_log_prob"}
-    assert reference.readers == {"update_actor": "actor_rollout_ref.forward_backward"}
+    assert reference.readers == {"update_actor": "actor_rollout_ref.update"}
 
 
 def test_columns_of_the_data_come_from_no_stage():

@@ -86,10 +86,16 @@ class RowOperations(BatchContainer):
         """Join batches row after row.
 
         Parts without rows or columns add only their ``meta_info``, which is merged as `merge_meta` says: metrics of all
-        parts are kept, other keys follow ``policies``, what `register_meta_policy` declared, or must agree.
+        parts are kept, other keys follow ``policies``, what `register_meta_policy` declared, or must agree. With a
+        `StoredBatch` among them the result is one.
         """
         if not data:
             raise ValueError("there is nothing to concatenate: got no batches")
+        for part in data:
+            if hasattr(part, "union_onto"):
+                return part.concat(data, policies)
+            if not isinstance(part, BatchContainer):
+                raise TypeError(f"cannot concatenate a {type(part).__name__} with batches; get() futures first")
         parts = [part for part in data if len(part) or part.columns] or list(data[:1])
         first, rows = parts[0], sum(map(len, parts))
         tables = [part._entries() for part in parts]

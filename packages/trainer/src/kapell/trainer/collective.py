@@ -1,7 +1,7 @@
 """Averages over the ranks of a group, the same for workers in processes of their own and for workers that share one.
 
-An average is started in one worker call and collected in a later one. So it needs no threads: in-process ranks may run
-one after the other, and between processes the sum travels while the controller prepares the next call.
+An average is started and collected apart, so that in-process ranks may run one after the other, without threads: each
+has given its part in one call before the first one collects the average in the next.
 """
 
 from __future__ import annotations

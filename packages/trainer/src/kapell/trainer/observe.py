@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, cast
 
+from kapell.decorators import PerWorker
 from kapell.protocol import DataProto
 from kapell.workergroup import WorkerGroup
 
@@ -130,7 +131,8 @@ class _Group:
 
     def report(self, method: Any, args: tuple[Any, ...]) -> None:
         spec = method.spec
-        given = next((_names(value) for value in args if isinstance(value, DataProto)), ())
+        values = [part for value in args for part in (value.values if isinstance(value, PerWorker) else (value,))]
+        given = next((_names(value) for value in values if isinstance(value, DataProto)), ())
         worker = self._group.worker_class.__name__
         self._observer.call(WorkerCall(self._role, worker, method.__name__, spec.reads or given, spec.writes))
 

@@ -55,7 +55,7 @@ class Parallelism(ABC):
 
 
 class Replicated(Parallelism):
-    """Each rank has all weights; gradients are averaged in one piece while the controller goes on."""
+    """Each rank has all weights; gradients are averaged in one piece."""
 
     def __init__(self, collective: Collective) -> None:
         self._collective = collective

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from kapell.decorators import PerWorker
 from kapell.protocol import DataProto
 from kapell.workergroup import WorkerGroup
 
@@ -70,27 +71,54 @@ def learn(
     seed: tuple[int, ...],
 ) -> DataProto:
     """Move a group's model over all mini-batches of a batch; the batch with the metrics of it."""
+    move = _at_once if group.concurrent else _one_by_one
+    options = {"objective": objective, "micro_batches": plan.micro_batches}
+    parts: list[Mapping[str, Metric]] = []
+    for reports in move(group, _dealt(batch, objective, plan, ranks=group.world_size, seed=seed), **options):
+        parts += [metrics for metrics, _ in reports]
+        parts.append({f"{role}/{name}": Metric.mean(value, weight=1) for name, value in reports[0][1].items()})
+    return add_metrics(batch, merge_metrics(parts))
+
+
+_Reports = Iterable[Sequence[tuple[Mapping[str, Metric], Mapping[str, float]]]]  # by mini-batch, then by rank
+
+
+def _at_once(group: WorkerGroup, dealt: Iterable[tuple[DataProto, BatchTotals]], **options: Any) -> _Reports:
+    """One call for all mini-batches: ranks average their gradients within it, without the controller."""
+    minis, totals = zip(*dealt, strict=True)
+    shares = list(zip(*(mini.chunk(group.world_size) for mini in minis), strict=True))
+    sizes = [[len(part) for part in share] for share in shares]
+    batches = [DataProto.concat(share) for share in shares]
+    return zip(*group.update(PerWorker(batches), PerWorker(sizes), totals, **options), strict=True)
+
+
+def _one_by_one(group: WorkerGroup, dealt: Iterable[tuple[DataProto, BatchTotals]], **options: Any) -> _Reports:
+    """Calls of which each is over on one rank before the next rank begins, as serial workers need it."""
+    for mini, totals in dealt:
+        metrics = group.forward_backward(mini, totals=totals, **options)
+        moved = group.optimizer_step()
+        yield [(of_rank, moved) for of_rank in metrics]
+
+
+def _dealt(
+    batch: DataProto,
+    objective: PolicyObjective | ValueObjective,
+    plan: UpdatePlan,
+    *,
+    ranks: int,
+    seed: tuple[int, ...],
+) -> Iterator[tuple[DataProto, BatchTotals]]:
+    """Each mini-batch with its totals, in the order in which ``ranks`` workers take a piece each."""
     optional = [name for name in objective.optional_columns if name in batch.columns]
     needed = batch.select(batch_keys=[*objective.columns, *optional], non_tensor_batch_keys=[])
-    # Every call is sent before the first result is read, so that workers never wait for the controller.
-    calls = []
     sizes = RowSizes.of(batch) if plan.balance else None
     all_masks_BT = batch.column("loss_mask" if "loss_mask" in optional else "response_mask")
     for rows in mini_batches(batch.non_tensor_batch["uid"], plan, seed=seed):
-        order = torch.as_tensor(rows if sizes is None else sizes.balanced(rows, group.world_size))
+        order = torch.as_tensor(rows if sizes is None else sizes.balanced(rows, ranks))
         mini, mask_BT = needed.select_idxs(order), all_masks_BT[order]
         if plan.whiten_advantages:
             mini = _with_white_advantages(mini, mask_BT)
-        totals = replace(BatchTotals.of(mask_BT), dp_size=group.world_size)
-        gradients = group.forward_backward.options(blocking=False)(
-            mini, objective=objective, totals=totals, micro_batches=plan.micro_batches
-        )
-        calls.append((gradients, group.optimizer_step.options(blocking=False)()))
-    parts: list[Mapping[str, Metric]] = []
-    for gradients, moved in calls:
-        parts += gradients.get()
-        parts.append({f"{role}/{name}": Metric.mean(value, weight=1) for name, value in moved.get().items()})
-    return add_metrics(batch, merge_metrics(parts))
+        yield mini, replace(BatchTotals.of(mask_BT), dp_size=ranks)
 
 
 def _with_white_advantages(batch: DataProto, mask_BT: torch.Tensor) -> DataProto:

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -92,6 +93,29 @@ class TrainWorker(Worker):
     def optimizer_step(self) -> dict[str, float]:
         """Move the weights. Returns ``grad_norm``, before clipping, and ``lr``."""
         return self.engine.step()
+
+    @register(Dispatch.ONE_TO_ALL, collect=Reduction.LIST)
+    def update(
+        self,
+        batch: DataProto,
+        sizes: Sequence[int],
+        totals: Sequence[BatchTotals],
+        *,
+        objective: PolicyObjective | ValueObjective,
+        micro_batches: MicroBatches | None = None,
+    ) -> list[tuple[dict[str, Metric], dict[str, float]]]:
+        """Move the weights over several mini-batches; what `forward_backward` and `optimizer_step` tell of each.
+
+        ``batch`` is this rank's share: ``sizes[i]`` rows for mini-batch ``i``, which has ``totals[i]`` over all ranks.
+        Ranks wait for each other within the call, so they must run at the same time (``group.concurrent``).
+        """
+        reports = []
+        stops = itertools.accumulate(sizes)
+        for size, stop, total in zip(sizes, stops, totals, strict=True):
+            rows = batch[stop - size : stop]
+            metrics = self.forward_backward(rows, objective=objective, totals=total, micro_batches=micro_batches)
+            reports.append((metrics, self.optimizer_step()))
+        return reports
 
     @register(Dispatch.ONE_TO_ALL)
     def save_model(self, folder: str | Path) -> None:

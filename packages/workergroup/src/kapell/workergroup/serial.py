@@ -134,6 +134,8 @@ class LocalWorkers(Workers[Answer]):
 class SerialWorkers(LocalWorkers):
     """Deterministic: a call is over when it is submitted. ``KeyboardInterrupt`` is the user's and passes through."""
 
+    concurrent = False
+
     def submit(self, call: RankCall) -> Answer:
         """Run the call here."""
         answer = Answer()

@@ -38,6 +38,11 @@ class GroupViews(ABC):
         return len(self._route.ranks)
 
     @property
+    def concurrent(self) -> bool:
+        """Whether the ranks of a call run side by side, so that they may wait for each other in it."""
+        return self._route.runtime.workers.concurrent or self.world_size == 1
+
+    @property
     def role(self) -> str:
         """The name of the group in plans, errors and statistics."""
         return self._route.role

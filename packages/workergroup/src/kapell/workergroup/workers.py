@@ -52,6 +52,9 @@ class Workers(ABC, Generic[HandleT]):
     `failed_start(...)`; it does so at once, without waiting for ranks that are still constructing.
     """
 
+    concurrent: bool = True
+    """Whether the ranks of a call run side by side."""
+
     @property
     @abstractmethod
     def world_size(self) -> int:

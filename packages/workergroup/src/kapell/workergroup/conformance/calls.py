@@ -30,6 +30,7 @@ __all__ = [
     "test_option_blocking_chooses_per_call",
     "test_pending_call_can_be_asked_and_got_repeatedly",
     "test_pending_call_is_an_argument_of_the_next_call",
+    "test_ranks_may_wait_for_each_other_where_they_run_side_by_side",
     "test_results_by_reference_stay_until_they_are_read",
     "test_results_by_reference_that_cannot_stay_come_as_they_are",
     "test_results_keep_rank_order_whatever_order_they_finish_in",
@@ -69,6 +70,15 @@ def test_finished_results_come_first(group: WorkerGroup, concurrent: bool, tmp_p
             last.touch()
     assert sorted(order) == [0, 1, 2, 3]
     assert not concurrent or order[-1] == 0
+
+
+def test_ranks_may_wait_for_each_other_where_they_run_side_by_side(
+    group: WorkerGroup, concurrent: bool, tmp_path: Path
+) -> None:
+    assert group.concurrent == concurrent
+    assert group[0].concurrent  # it has no others to wait for
+    met = group.meet(str(tmp_path), seconds=120.0 if concurrent else 0.0)
+    assert met == [concurrent, concurrent, concurrent, True]
 
 
 def test_async_iteration_gives_every_rank(group: WorkerGroup) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from kapell.decorators import Dispatch, Execute, register
@@ -213,6 +214,15 @@ class Checker(Worker):
         while path and not os.path.exists(path):
             time.sleep(0.01)
         return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def meet(self, folder: str, seconds: float) -> bool:
+        """Whether all ranks are in this call at once: each leaves a file and looks for the others'."""
+        (Path(folder) / str(self.rank)).touch()
+        end = time.monotonic() + seconds
+        while len(os.listdir(folder)) < self.world_size and time.monotonic() < end:
+            time.sleep(0.01)
+        return len(os.listdir(folder)) == self.world_size
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
     def nap_or_fail(self, seconds: float) -> int:
