@@ -74,7 +74,8 @@ GRPO = Benchmark(
             limit=2,
         ),
     ),
-    bound="at this size, the number of small torch operations, not arithmetic; on Ray also what the controller does between its calls.",
+    bound="at this size, the number of small torch operations, not arithmetic; on Ray also what the controller does "
+    "between its calls.",
 )
 PPO = Benchmark(
     name="ppo",

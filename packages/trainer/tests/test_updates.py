@@ -56,7 +56,7 @@ def batch_of(samples_of_prompts: list[int]) -> DataProto:
         "advantages": torch.randn(len(uid), NUM_TOKENS, generator=torch.Generator().manual_seed(1)),
         "responses": torch.ones_like(mask_BT),
         "response_mask": mask_BT,
-        "input_ids": torch.arange(len(uid) * (1 + NUM_TOKENS)).reshape(len(uid), -1),
+        "input_ids": torch.arange(len(uid) * (1 + NUM_TOKENS)).reshape(len(uid), 1 + NUM_TOKENS),
         "attention_mask": torch.cat([torch.ones(len(uid), 1).long(), mask_BT], 1),
     }
     return DataProto.from_dict(tensors, {"uid": uid})
@@ -73,7 +73,7 @@ def learned(mode, ranks, batch, plan, **worker_options):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    st.lists(st.integers(1, 4), max_size=6),
     st.integers(1, 3),
     st.builds(
         UpdatePlan,
@@ -87,7 +87,7 @@ def test_ranks_learn_the_same_in_one_call_as_in_many(samples_of_prompts, ranks, 
     batch = batch_of(samples_of_prompts)
     metrics, told, calls = learned("threads", ranks, batch, plan)
     expected, expected_told, _ = learned("serial", ranks, batch, plan)
-    assert calls == {"update": 1}
+    assert calls == ({"update": 1} if samples_of_prompts else {})
     assert told == expected_told
     assert metrics == expected
     num_steps = plan.epochs * -(-len(samples_of_prompts) // plan.prompts_per_mini_batch)

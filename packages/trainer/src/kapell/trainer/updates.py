@@ -85,6 +85,9 @@ _Reports = Iterable[Sequence[tuple[Mapping[str, Metric], Mapping[str, float]]]] 
 
 def _at_once(group: WorkerGroup, dealt: Iterable[tuple[DataProto, BatchTotals]], **options: Any) -> _Reports:
     """One call for all mini-batches: ranks average their gradients within it, without the controller."""
+    dealt = list(dealt)
+    if not dealt:
+        return []
     minis, totals = zip(*dealt, strict=True)
     shares = list(zip(*(mini.chunk(group.world_size) for mini in minis), strict=True))
     sizes = [[len(part) for part in share] for share in shares]
