@@ -106,8 +106,15 @@ class Packing:
 
     def _other(self, value: Any) -> Any:
         """A type may say what travels: `__kapell_restore__` gets at arrival what `__kapell_state__` gave."""
-        restore = getattr(type(value), "__kapell_restore__", None)
-        return value if restore is None else Standin(value, restore, (self._dict(value.__kapell_state__()),))
+        kind = type(value)
+        restore = getattr(kind, "__kapell_restore__", None)
+        if restore is None:
+            return value
+        state = value.__kapell_state__()
+        if type(state.get("batch")) is not TensorColumns:
+            return Standin(value, restore, (self._dict(state),))
+        columns = self._column_arguments(state.pop("batch"))
+        return Standin(value, _batch, (kind, self._dict(state), *columns))
 
     def _list(self, value: list[Any]) -> Any:
         if _ATOMS.issuperset(map(type, value)) or all(map(_is_plain, value)):
@@ -169,9 +176,12 @@ class Packing:
         return Standin(table, _tensordict, (entries, tuple(table.batch_size), device))
 
     def _columns(self, columns: TensorColumns) -> Standin:
+        return Standin(columns, _columns, self._column_arguments(columns))
+
+    def _column_arguments(self, columns: TensorColumns) -> tuple[Any, ...]:
         entries = {name: self._dense(entry) or self._body(entry) for name, entry in columns.entries.items()}
         device = None if columns.device is None else str(columns.device)
-        return Standin(columns, _columns, (self._buffers, entries, columns.num_rows, device))
+        return self._buffers, entries, columns.num_rows, device
 
     def _dense(self, tensor: Any) -> tuple[Any, ...] | None:
         """The usual column in short; None for any other."""
@@ -262,6 +272,10 @@ def _tensordict(entries: dict[str, Any], batch_size: tuple[int, ...], device: st
 def _columns(arrivals: Arrivals, entries: dict[str, Any], num_rows: int, device: str | None) -> TensorColumns:
     columns = {name: arrivals.dense(*entry) if type(entry) is tuple else entry for name, entry in entries.items()}
     return TensorColumns(columns, num_rows, None if device is None else Arrivals.device_here(device))
+
+
+def _batch(kind: Any, state: dict[str, Any], *columns: Any) -> Any:
+    return kind.__kapell_restore__({"batch": _columns(*columns), **state})
 
 
 def _values(column: np.ndarray) -> ValueStack:
