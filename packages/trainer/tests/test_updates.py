@@ -62,10 +62,9 @@ def batch_of(samples_of_prompts: list[int]) -> DataProto:
     return DataProto.from_dict(tensors, {"uid": uid})
 
 
-def learned(mode, ranks, batch, plan, **worker_options):
+def learned(mode, ranks, batch, plan):
     with LocalBackend(mode) as backend:
-        worker = ClassWithInitArgs(Recording, **worker_options)
-        group = backend.worker_group(backend.resource_pool([ranks]), worker)
+        group = backend.worker_group(backend.resource_pool([ranks]), ClassWithInitArgs(Recording))
         result = learn(group, batch, Objective(), plan, role="actor", seed=(1, 2))
         calls = {entry.method: entry.calls for entry in group.stats().methods}
         return metrics_of(result), group.told(), calls

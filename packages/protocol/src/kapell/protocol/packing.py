@@ -113,6 +113,7 @@ class Packing:
         state = value.__kapell_state__()
         if type(state.get("batch")) is not TensorColumns:
             return Standin(value, restore, (self._dict(state),))
+        # Its columns in the same call: each function that a pickle names takes as long as a small column.
         columns = self._column_arguments(state.pop("batch"))
         return Standin(value, _batch, (kind, self._dict(state), *columns))
 

@@ -110,9 +110,8 @@ class TrainWorker(Worker):
         Ranks wait for each other within the call, so they must run at the same time (``group.concurrent``).
         """
         reports = []
-        stops = itertools.accumulate(sizes)
-        for size, stop, total in zip(sizes, stops, totals, strict=True):
-            rows = batch[stop - size : stop]
+        bounds = list(itertools.accumulate(sizes, initial=0))
+        for rows, total in zip(batch.split_at(bounds), totals, strict=True):
             metrics = self.forward_backward(rows, objective=objective, totals=total, micro_batches=micro_batches)
             reports.append((metrics, self.optimizer_step()))
         return reports
