@@ -11,8 +11,17 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from kapell.protocol import DataProto, ReadOnlyError, ReadOnlyTensor, pack, unpack
+from kapell.protocol import (
+    DataProto,
+    ReadOnlyError,
+    ReadOnlyTensor,
+    deserialize_single_tensor,
+    pack,
+    serialize_single_tensor,
+    unpack,
+)
 from kapell.protocol import tensordict_utils as tu
+from kapell.protocol.record_codecs import TensorCodec
 
 
 def sent(value, **options):
@@ -72,6 +81,48 @@ def test_what_arrives_in_the_stream_is_writable_and_private(protocol):
     first.non_tensor_batch["y"] += 1
     assert second.batch["x"].sum() == 0
     assert second.non_tensor_batch["y"].sum() == 0
+
+
+WIDE = torch.arange(12).view(1, 3, 4)
+ODD = {
+    "an element of a wide row": lambda dtype: WIDE.to(dtype)[:, 1, 1],
+    "a column of a wide row": lambda dtype: WIDE.to(dtype)[:, 1:2, ::4],
+    "one that wants a gradient": lambda dtype: WIDE.to(dtype)[:, 0, 1].requires_grad_(dtype.is_floating_point),
+    "a conjugate": lambda dtype: (WIDE.to(dtype) * (2j if dtype.is_complex else 2)).conj(),
+    "an imaginary part": lambda dtype: (WIDE * 2j).conj().imag.to(dtype),
+}
+
+
+def by_file(tensor, folder):
+    DataProto.from_dict({"x": tensor}).save(folder / "batch")
+    return DataProto.load(folder / "batch").batch["x"]
+
+
+def by_cell(tensor, folder):
+    DataProto.from_dict(non_tensors={"x": [tensor]}).save(folder / "batch")
+    return DataProto.load(folder / "batch").non_tensor_batch["x"][0]
+
+
+def by_record(tensor, folder):
+    TensorCodec().save(tensor, folder / "tensor")
+    return TensorCodec().load(folder / "tensor")
+
+
+WAYS = {
+    "pickle": lambda tensor, folder: pickle.loads(pickle.dumps(DataProto.from_dict({"x": tensor}))).batch["x"],
+    "verl's bytes": lambda tensor, folder: deserialize_single_tensor(serialize_single_tensor(tensor)),
+    "file": by_file,
+    "cell of a file": by_cell,
+    "record": by_record,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint16, torch.bool, torch.complex64])
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_strided_tensor_arrives_with_its_numbers(way, odd, dtype, tmp_path):
+    tensor = ODD[odd](dtype)
+    assert torch.equal(WAYS[way](tensor, tmp_path), tensor.detach())
 
 
 def test_a_view_sends_only_what_it_shows():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import builtins
 import copy
 import os
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -16,6 +17,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from kapell.protocol.columns import cell, column_of_objects, flat_objects, num_rows
+from kapell.protocol.compact import compacted, opened_arrays, opened_tensors
 from kapell.protocol.config import DataProtoConfig
 from kapell.protocol.conversion import parts_of_tensordict, to_tensordict
 from kapell.protocol.disk import read_batch, write_batch
@@ -24,11 +26,14 @@ from kapell.protocol.folding import split_second_dim
 from kapell.protocol.indexing import RowIndex
 from kapell.protocol.meta import copy_meta
 from kapell.protocol.naming import ColumnOperations
+from kapell.protocol.packing import Standin, is_plain
 from kapell.protocol.rows import RowOperations
 from kapell.protocol.tensor_columns import TensorColumns
 from kapell.protocol.wire import pack, unpack
 
 __all__ = ["DataProto", "DataProtoItem", "collate_fn", "list_of_dict_to_dict_of_list"]
+
+_NUM_PARTS = 4  # of a batch's state
 
 
 @dataclass
@@ -210,6 +215,19 @@ class DataProto(RowOperations, ColumnOperations):
         self.__dict__.update(state)
         self._tensors = self.__dict__.pop("batch")
 
+    def __kapell_bytes__(self, room: int) -> bytes | None:
+        """Give a batch of plain columns with at most ``room`` bytes as a pickle; None for any other."""
+        table, meta = self._tensors, self.meta_info
+        if type(self) is not DataProto or len(self.__dict__) != _NUM_PARTS or self._padded is not None:
+            return None
+        if not is_plain(meta, 3) or (table is not None and table.device is not None):
+            return None
+        columns = compacted(self._entries(), self.non_tensor_batch, room)
+        if columns is None:
+            return None
+        rows = None if table is None else len(self)
+        return pickle.dumps(Standin(self, _from_compact, (rows, meta, *columns)), protocol=5)
+
     def __kapell_keep__(self, store: Any) -> Any:
         """Leave the columns in a store, by reference."""
         from kapell.protocol.stored import StoredBatch  # it is made of this class
@@ -227,6 +245,16 @@ class DataProto(RowOperations, ColumnOperations):
         copied.non_tensor_batch = {name: private(column) for name, column in self.non_tensor_batch.items()}
         copied._tensors = None if self._tensors is None else TensorColumns(tensors, len(self), self._device)
         return copied
+
+
+def _from_compact(rows: int | None, meta: dict[str, Any], tensors: Any, arrays: Any) -> DataProto:
+    """Give the batch that `DataProto.__kapell_bytes__` pickled."""
+    batch = DataProto.__new__(DataProto)
+    batch._tensors = None if rows is None else TensorColumns(opened_tensors(tensors), rows, None)
+    batch.non_tensor_batch = opened_arrays(arrays)
+    batch.meta_info = meta
+    batch._padded = None
+    return batch
 
 
 def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

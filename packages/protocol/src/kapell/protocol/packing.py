@@ -15,11 +15,19 @@ import torch
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, NonTensorData, NonTensorStack, TensorDict
 
 from kapell.protocol.arrivals import Arrivals
-from kapell.protocol.columns import ValueStack, array_of, column_of_objects, is_jagged, make_jagged, parts_of
+from kapell.protocol.columns import (
+    ValueStack,
+    array_of,
+    column_of_objects,
+    is_jagged,
+    make_jagged,
+    parts_of,
+    raw_bytes,
+)
 from kapell.protocol.read_only import ReadOnlyTensor
 from kapell.protocol.tensor_columns import TensorColumns
 
-__all__ = ["Packing", "Standin"]
+__all__ = ["Packing", "Standin", "is_plain"]
 
 _ATOMS = frozenset({str, bytes, int, float, bool, complex, type(None)})
 _OUT_OF_BAND_PROTOCOL = 5
@@ -118,7 +126,7 @@ class Packing:
         return Standin(value, _batch, (kind, self._dict(state), *columns))
 
     def _list(self, value: list[Any]) -> Any:
-        if _ATOMS.issuperset(map(type, value)) or all(map(_is_plain, value)):
+        if _ATOMS.issuperset(map(type, value)) or all(map(is_plain, value)):
             return value
         bodies = [self._body(entry) for entry in value]
         return bodies if any(a is not b for a, b in zip(bodies, value, strict=True)) else value
@@ -141,7 +149,7 @@ class Packing:
         number = None
         if tensor.numel():
             key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device))
-            number = self._buffers.add(key, lambda: _bytes_of(tensor))
+            number = self._buffers.add(key, lambda: raw_bytes(tensor).numpy())
         dtype = str(tensor.dtype).removeprefix("torch.")
         device = None if tensor.device.type == "cpu" else str(tensor.device)
         wants_grad = tensor.requires_grad and tensor.is_leaf
@@ -221,19 +229,27 @@ _PACKERS: dict[type, Callable[[Packing, Any], Any]] = {
 }
 
 
-def _is_plain(value: Any) -> bool:
-    """Say whether a cell holds nothing to replace; most object columns are text or flat dicts, 100,000 of them."""
+def is_plain(value: Any, depth: int = 2) -> bool:
+    """Say whether there is nothing to replace in a value, as far as it is ``depth`` containers deep at most.
+
+    Most object columns are text, flat dicts or lists of these, 100,000 of them.
+    """
     kind = type(value)
-    return kind in _ATOMS or (kind is dict and _ATOMS.issuperset(map(type, value.values())))
+    if kind in _ATOMS:
+        return True
+    if kind is dict:
+        if not _ATOMS.issuperset(map(type, value)):
+            return False
+        value = value.values()
+    elif kind is not list and kind is not tuple:
+        return False
+    if _ATOMS.issuperset(map(type, value)):
+        return True
+    return depth > 1 and all(is_plain(entry, depth - 1) for entry in value)
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy()
 
 
 # What pickled batches name. Data written by one version is read by the next as long as these keep their arguments.

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from tensordict import TensorDictBase
 
+from kapell.protocol.columns import as_in_memory
 from kapell.protocol.dataproto import DataProto
 
 __all__ = ["ArrayCodec", "BatchCodec", "TensorCodec", "TensorDictCodec"]
@@ -75,7 +76,7 @@ class TensorCodec:
 
     def save(self, value: torch.Tensor, path: Path) -> None:
         """Write the tensor."""
-        safetensors.torch.save_file({_VALUE: value.detach().cpu().contiguous()}, path)
+        safetensors.torch.save_file({_VALUE: as_in_memory(value)}, path)
 
     def load(self, path: Path) -> torch.Tensor:
         """Read the tensor."""

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from kapell.protocol.columns import raw_bytes
+
 __all__ = [
     "deserialize_single_tensor",
     "deserialize_tensordict",
@@ -20,8 +22,7 @@ TensorBytes = tuple[str, tuple[int, ...], Any]
 
 def serialize_single_tensor(obj: torch.Tensor) -> TensorBytes:
     """Give dtype name, shape, and the bytes as an array that shares the tensor's memory where it can."""
-    data = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return str(obj.dtype).removeprefix("torch."), tuple(obj.shape), data
+    return str(obj.dtype).removeprefix("torch."), tuple(obj.shape), raw_bytes(obj).numpy()
 
 
 def deserialize_single_tensor(arr: TensorBytes) -> torch.Tensor:

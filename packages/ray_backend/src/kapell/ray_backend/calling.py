@@ -42,12 +42,12 @@ _APART = ...
 
 
 class Inline:
-    """A small value, packed once, that rides in the call itself."""
+    """A small value, pickled once, that rides in the call itself."""
 
-    __slots__ = ("nbytes", "parts")
+    __slots__ = ("data", "nbytes")
 
     def __init__(self, packed: Packed, nbytes: int) -> None:
-        self.parts = _parts(packed)
+        self.data = _in_one(packed)
         self.nbytes = nbytes
 
 
@@ -111,7 +111,7 @@ def packed_call(call: RankCall) -> PackedCall:
         if type(value) in _PLAIN:
             entries.append(value)
         elif type(value) is Inline:
-            entries.append(value.parts)
+            entries.append(value.data)
         elif type(value) is Stored:
             entries.append(_APART)
             apart.append(value.ref)
@@ -162,22 +162,38 @@ def packed_answer(value: Any) -> Any:
     nbytes = packed.nbytes
     if nbytes > _PIECE_BYTES:
         return ship(packed, nbytes, value)
-    return pickle.dumps(_parts(packed), protocol=5)
+    return _in_one(packed)
 
 
 def opened_answer(answer: Any) -> Any:
     """The value of an answer that `packed_answer` gave and Ray has opened."""
     if type(answer) is not bytes:
         return answer
-    head, private, *buffers = pickle.loads(answer)
-    return unpack(head, private, buffers)
+    return pickle.loads(answer)
 
 
-def _parts(packed: Packed) -> tuple[Any, ...]:
-    return packed.head, packed.private, *(buffer.raw().tobytes() for buffer in packed.buffers)
+class _Whole:
+    """Pickles as the value of a pickle with buffers apart."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed = packed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpack, (
+            self.packed.head,
+            self.packed.private,
+            [buffer.raw().tobytes() for buffer in self.packed.buffers],
+        )
+
+
+def _in_one(packed: Packed) -> bytes:
+    """What ``pickle.loads`` reads by itself."""
+    return pickle.dumps(_Whole(packed), protocol=5) if packed.buffers else packed.head
 
 
 def _opened(entry: Any, apart: Iterator[Any]) -> Any:
     if entry is _APART:
         return next(apart)
-    return unpack(entry[0], entry[1], entry[2:]) if type(entry) is tuple else entry
+    return pickle.loads(entry) if type(entry) is bytes else entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -19,7 +20,7 @@ from .failures import leaving_error
 from .keeping import KeptInRay
 from .numbering import number_of_task
 from .rendezvous import PortClaim, claim_port
-from .shipping import Shipped, shipped, unpack
+from .shipping import Shipped, shipped
 
 __all__ = ["AsyncWorkerHost", "HostFacts", "WorkerHost"]
 
@@ -105,7 +106,7 @@ class WorkerHost:
             self._claim.release_for_server()
         try:
             # A small one comes packed; a larger one was put once for all ranks, and Ray has opened it.
-            made = unpack(packed[0], packed[1], packed[2:]) if isinstance(packed, tuple | list) else packed
+            made = pickle.loads(packed) if isinstance(packed, bytes) else packed
             self._cls_with_init = made
             worker = made.worker_class(*made.args, **made.kwargs)
             keeper = f"rank {env['RANK']}, {self._title} on {self.facts().process}"

@@ -58,6 +58,9 @@ def pack(value: Any, *, references: bool = False, read_only: bool = False, room:
     they are small. With ``read_only`` its arrays and tensors arrive as views of the buffers that refuse to be written.
     Raises `HoldsReferencesError` for a value with Ray references inside, unless Ray itself is asking (``references``).
     """
+    small = getattr(type(value), "__kapell_bytes__", None) if room and not read_only else None
+    if small is not None and (head := small(value, room)) is not None:
+        return Packed(head, True, [])
     if is_future(value) and not references:  # known before it is half pickled
         raise HoldsReferencesError("a future refers to what lies elsewhere")
     if _WIRE in sys.modules:

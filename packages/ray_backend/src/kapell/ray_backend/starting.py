@@ -232,7 +232,7 @@ class Starter:
     def _build(self, actor: Any, env: Mapping[str, str]) -> ray.ObjectRef:
         packed = self._packed_class
         if isinstance(packed, Inline):
-            packed = packed.parts
+            packed = packed.data
         elif isinstance(packed, Stored):
             packed = packed.ref
         return actor.build.remote(env, packed, self._start.read_only)

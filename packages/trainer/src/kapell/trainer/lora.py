@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kapell.protocol import serialize_single_tensor
+
 from .models import drawn_from
 
 __all__ = [
@@ -137,6 +139,6 @@ def weights_checksum(weights: Iterable[tuple[str, Tensor]]) -> int | None:
     """A checksum of names and values; None without any."""
     checksum = None
     for name, weight in weights:
-        values = weight.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
+        _, _, values = serialize_single_tensor(weight)
         checksum = zlib.crc32(values, zlib.crc32(name.encode(), checksum or 0))
     return checksum

@@ -3,6 +3,7 @@
 from kapell.protocol.columns.entries import ENTRIES
 from kapell.protocol.columns.equality import close, same
 from kapell.protocol.columns.jagged import from_rows, is_jagged, make_jagged, parts_of, ragged_dim
+from kapell.protocol.columns.memory import as_in_memory, raw_bytes
 from kapell.protocol.columns.numbers import NUMBERS, bytes_of_array
 from kapell.protocol.columns.objects import column_of_objects, flat_objects
 from kapell.protocol.columns.registry import (
@@ -23,6 +24,7 @@ __all__ = [
     "ColumnKind",
     "ValueStack",
     "array_of",
+    "as_in_memory",
     "bytes_of_array",
     "cell",
     "close",
@@ -38,6 +40,7 @@ __all__ = [
     "num_rows",
     "parts_of",
     "ragged_dim",
+    "raw_bytes",
     "same",
     "split",
     "take",

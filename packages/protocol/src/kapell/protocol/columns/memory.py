@@ -10,7 +10,7 @@ import torch
 from kapell.protocol.columns.spare import SPARE
 from kapell.protocol.read_only import ReadOnlyTensor
 
-__all__ = ["HUGE_BYTES", "large_output"]
+__all__ = ["HUGE_BYTES", "as_in_memory", "large_output", "raw_bytes"]
 
 HUGE_BYTES = 1 << 22
 """From here on numpy and `SpareMemory` ask for huge pages. torch never does: fresh pages cost it more than the copy."""
@@ -26,6 +26,21 @@ def large_output(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torc
     if size < HUGE_BYTES or not all(map(_is_plain, pieces)):
         return None
     return torch.from_numpy(SPARE.array(size)).view(pieces[0].dtype).view(shape)
+
+
+def as_in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Give a strided tensor as its numbers lie in the CPU's memory, in row-major order and without autograd.
+
+    It is the tensor's own memory where that is so already. A flag for conjugate or negative numbers is carried out.
+    """
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Give `as_in_memory` as uint8 (bytes,)."""
+    plain = as_in_memory(tensor)
+    # A dimension of size 1 may have any stride, which `view` does not forgive.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

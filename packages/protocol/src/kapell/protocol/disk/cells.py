@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kapell.protocol.columns import column_of_objects
+from kapell.protocol.columns import column_of_objects, raw_bytes
 from kapell.protocol.disk.errors import UnsafeValueError
 
 __all__ = ["decode_value", "encode_value"]
@@ -88,7 +88,7 @@ def _encode_array(value: np.ndarray, encode: Callable[[Any], Any]) -> Any:
 def _encode_tensor(value: torch.Tensor, encode: Callable[[Any], Any]) -> Any:
     if value.is_nested or value.layout != torch.strided:
         raise UnsafeValueError("a tensor cell", f"tensor with layout {value.layout}")
-    data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    data = raw_bytes(value).numpy().tobytes()
     dtype = str(value.dtype).removeprefix("torch.")
     return {_TAG: "tensor", "dtype": dtype, "shape": list(value.shape), "data": _text(data)}
 

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import torch
 
+from kapell.protocol.columns import raw_bytes
+
 __all__ = ["CHECKSUM_KEY", "FORMAT_VERSION", "MANIFEST_KEY", "NATIVE", "ColumnEntry", "Manifest", "Part", "checksum"]
 
 MANIFEST_KEY = "kapell"
@@ -65,5 +67,5 @@ class Manifest:
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """Give the CRC-32 of a contiguous tensor's bytes."""
-    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) if tensor.numel() else 0
+    """Give the CRC-32 of a tensor's bytes."""
+    return zlib.crc32(raw_bytes(tensor).numpy().data) if tensor.numel() else 0

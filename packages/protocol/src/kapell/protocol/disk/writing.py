@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from tensordict import NonTensorStack
 
-from kapell.protocol.columns import array_of, is_jagged, parts_of
+from kapell.protocol.columns import array_of, as_in_memory, is_jagged, parts_of
 from kapell.protocol.container import BatchContainer
 from kapell.protocol.disk.cells import encode_value
 from kapell.protocol.disk.layout import CHECKSUM_KEY, MANIFEST_KEY, NATIVE, ColumnEntry, Manifest, Part, checksum
@@ -95,7 +95,7 @@ class _Writer:
     def _store(self, entry: ColumnEntry, **tensors: torch.Tensor) -> None:
         number = len(self.entries)
         for suffix, tensor in tensors.items():
-            plain = tensor.detach().cpu().contiguous()
+            plain = as_in_memory(tensor)
             if plain.dtype not in NATIVE:
                 plain = plain.unsqueeze(-1).view(torch.uint8)
             if plain.untyped_storage().nbytes() != plain.nbytes or plain.data_ptr() == tensor.data_ptr():
