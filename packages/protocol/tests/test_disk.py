@@ -103,6 +103,80 @@ def test_unknown_objects_are_refused_by_name_and_the_old_file_stays(place, path)
     assert os.listdir(path.parent) == [path.name]
 
 
+def test_columns_that_do_not_fit_are_refused_when_they_are_saved(path):
+    columns = {"'s' has 2 rows": np.arange(2.0), "'s' has 4 rows": np.arange(4.0), "'s' of non_tensor_batch": [1, 2, 3]}
+    for message, column in columns.items():
+        batch = DataProto.from_dict({"x": torch.arange(3)})
+        batch.non_tensor_batch["s"] = column
+        with pytest.raises((ValueError, TypeError), match=message):
+            batch.save(path)
+    batch = DataProto.from_dict({"x": torch.arange(3)})
+    batch.non_tensor_batch["x"] = np.arange(3)
+    with pytest.raises(ValueError, match="'x' is both"):
+        batch.save(path)
+    assert os.listdir(path.parent) == []
+
+
+RECORDS = np.array([(1, 0.5), (2, 1.5), (3, 2.5)], dtype=[("a", "i4"), ("b", "f8")])
+OPAQUE = {
+    "records": RECORDS,
+    "records of records": np.zeros(3, dtype=[("r", RECORDS.dtype, (2,))]),
+    "records with objects": np.array([(1, "x"), (2, None), (3, [4])], dtype=[("a", "i4"), ("o", "O")]),
+    "text of any length": np.array(["a", "bcd", "ef"], dtype=np.dtypes.StringDType()),
+}
+
+
+@pytest.mark.parametrize("kind", OPAQUE)
+def test_arrays_whose_dtype_has_no_name_are_refused_or_pickled_whole(kind, path):
+    batch = DataProto.from_dict(non_tensors={"x": OPAQUE[kind]})
+    with pytest.raises(UnsafeValueError, match="column 'x' holds a numpy array of"):
+        batch.save(path)
+    batch.save(path, allow_pickle=True)
+    with pytest.raises(UnsafeValueError, match="column 'x' holds a numpy array of"):
+        DataProto.load(path)
+    assert DataProto.load(path, allow_pickle=True) == batch
+    assert DataProto.load(path, rows=slice(1, 3), allow_pickle=True) == batch[1:3]
+    assert DataProto.load(path, rows=slice(1, 1), allow_pickle=True).column("x").dtype == OPAQUE[kind].dtype
+
+
+CELLS_FOR_PICKLE = OPAQUE | {
+    "record": RECORDS[0],
+    "sparse": torch.eye(3).to_sparse(),
+    "jagged": tu.nested_tensor_from_tensor_list([torch.ones(1), torch.ones(2)]),
+    "nested": torch.nested.as_nested_tensor([torch.ones(1), torch.ones(2)]),
+}
+
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return [row.tolist() for row in value.unbind()] if value.is_nested else value.to_dense().tolist()
+    return value.dtype, repr(value.tolist())  # records may hold arrays
+
+
+@pytest.mark.parametrize("kind", CELLS_FOR_PICKLE)
+@pytest.mark.parametrize("place", ["column 'x'", "meta_info"])
+def test_cells_that_only_pickle_can_store_are_refused_with_their_place_or_pickled(place, kind, path):
+    value = CELLS_FOR_PICKLE[kind]
+    parts = {"non_tensors": {"x": [{"deep": value}]}} if place != "meta_info" else {"meta_info": {"m": [value]}}
+    batch = DataProto.from_dict(**parts)
+    with pytest.raises(UnsafeValueError, match=f"^{place} holds a "):
+        batch.save(path)
+    batch.save(path, allow_pickle=True)
+    with pytest.raises(UnsafeValueError, match=f"^{place} holds a "):
+        DataProto.load(path)
+    loaded = DataProto.load(path, allow_pickle=True)
+    again = loaded.meta_info["m"][0] if place == "meta_info" else loaded.non_tensor_batch["x"][0]["deep"]
+    assert type(again) is type(value)
+    assert plain(again) == plain(value)
+
+
+@pytest.mark.parametrize("column", [torch.eye(3).to_sparse(), torch.ones(3, device="meta")])
+def test_tensor_columns_that_are_more_than_their_numbers_are_refused_by_name(column, path):
+    with pytest.raises(TypeError, match=r"column 'x' is a torch.float32 tensor with layout .*, which a batch file"):
+        DataProto.from_dict({"x": column}).save(path)
+    assert os.listdir(path.parent) == []
+
+
 def test_pickle_must_be_asked_for_when_writing_and_when_reading(path):
     batch = DataProto.from_dict(non_tensors={"x": [Custom()]})
     batch.save(path, allow_pickle=True)

@@ -1,9 +1,11 @@
 """What single operations do, beyond what must hold for all of them."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 from kapell.protocol import (
     DataProto,
@@ -19,6 +21,8 @@ from kapell.protocol import (
     union_tensor_dict,
     unpad_dataproto,
 )
+from kapell.protocol import tensordict_utils as tu
+from kapell.protocol.columns import ValueStack, column_of_objects, same
 
 
 @pytest.fixture
@@ -102,6 +106,19 @@ def test_the_padding_mask_follows_its_rows(batch):
     assert batch.union(DataProto.from_dict({"y": torch.ones(4)})).padding_mask.sum() == 1
     batch.reorder([3, 0, 1, 2])
     assert batch.padding_mask.tolist() == [True, False, False, False]
+
+
+def test_the_padding_mask_is_folded_and_unfolded_with_its_rows(batch):
+    batch.padding(3)
+    folded = fold_batch_dim(batch, 2)
+    assert folded.padding_mask.tolist() == [False, True]
+    assert folded.without_padding().batch["id"].tolist() == [[0, 1, 2]]
+    unfolded = unfold_batch_dim(folded)
+    assert unfolded == batch
+    assert torch.equal(unfolded.padding_mask, batch.padding_mask)
+    assert fold_batch_dim(batch[:0], 1).padding_mask.tolist() == [False]
+    with pytest.raises(ValueError, match="6 rows into 3: row 1 would hold padding beside other rows"):
+        fold_batch_dim(batch, 3)
 
 
 def test_padding_that_makes_no_sense_is_refused(batch):
@@ -240,6 +257,40 @@ def test_items_make_a_batch_again(batch):
     assert isinstance(batch[0], DataProtoItem)
 
 
+@pytest.mark.parametrize("ragged", [1, 2])
+def test_items_of_jagged_columns_make_jagged_columns_again(ragged):
+    rows = [torch.full((length, 3) if ragged == 1 else (4, length), float(length)) for length in (1, 3, 2)]
+    batch = DataProto.from_dict({"x": tu.nested_tensor_from_tensor_list(rows, ragged)}, {"t": list("abc")})
+    assert collate_fn([batch[row] for row in range(3)]).batch["x"]._ragged_idx == ragged
+    again = collate_fn([batch[2], batch[1]])
+    assert [row.tolist() for row in again.batch["x"].unbind()] == [rows[2].tolist(), rows[1].tolist()]
+    assert collate_fn([batch[1], batch[1]]).batch["x"].tolist() == [rows[1].tolist()] * 2
+
+
+def test_items_of_every_kind_of_column_make_a_batch(make_mixed):
+    batch = make_mixed(4)
+    inner = {"a": torch.arange(4), "j": batch.batch["jagged"]}
+    batch.batch["table"] = TensorDict(inner, [4])
+    batch.batch["value"] = ValueStack.of([[1], "b", None, 2])
+    batch.batch["shared"] = NonTensorData("all", batch_size=[4])
+    again = collate_fn([batch[row] for row in range(4)])
+    assert tu.get(again.batch, "shared") == ["all"] * 4
+    for name in batch.batch.exclude("shared").keys():  # noqa: SIM118
+        assert same(again.batch.get(name), batch.batch.get(name)), name
+    for name, column in batch.non_tensor_batch.items():
+        assert again.non_tensor_batch[name].tolist() == column.tolist()
+
+
+def test_items_keep_their_device_and_need_the_same_tensors(batch):
+    there = DataProto(batch=TensorDict({"x": torch.ones(2)}, [2], device="cpu"))
+    assert collate_fn([there[0], there[1]]).batch.device == torch.device("cpu")
+    assert collate_fn([]).batch is None
+    with pytest.raises(ValueError, match=r"row 1 has \['x'\] but row 0 has \['id', 'x'\]"):
+        collate_fn([batch[0], batch.select(["x"])[1]])
+    with pytest.raises(ValueError, match=r"one number of dimensions, got \[0, 1\]"):
+        collate_fn([batch.select(["id"])[0], batch.select(["x"]).rename("x", "id")[0]])
+
+
 def test_rows_of_dicts_become_columns_of_lists():
     assert list_of_dict_to_dict_of_list([]) == {}
     assert list_of_dict_to_dict_of_list([{"a": 1}, {"a": 2, "b": 3}]) == {"a": [1, 2], "b": [3]}
@@ -284,9 +335,24 @@ def test_equality_looks_at_values_dtypes_names_and_meta(batch):
     assert batch != other
 
 
-def test_a_clone_shares_nothing_and_a_slice_shares_memory(batch):
+@pytest.mark.parametrize("dtype", ["i8", "u4", "f4", ">i4"])
+def test_arrays_of_other_dtypes_differ_as_tensors_do_and_text_of_other_lengths_does_not(dtype):
+    left, right = (DataProto.from_dict(non_tensors={"n": np.arange(3).astype(kind)}) for kind in ("i4", dtype))
+    assert left != right
+    with pytest.raises(ValueError, match="'n'"):
+        left.union(right)
+    short, long = (DataProto.from_dict(non_tensors={"t": np.array(["a", "b"], dtype=kind)}) for kind in ("U1", "U9"))
+    assert short == long == short.union(long)
+    assert short != DataProto.from_dict(non_tensors={"t": np.array(["a", "b"], dtype="S1")})
+
+
+def test_a_clone_copies_columns_a_deepcopy_cells_too_and_a_slice_shares_memory(batch):
+    batch.non_tensor_batch["cells"] = column_of_objects([[1], [2], [3]])
     batch.clone().batch["id"][0] = 7
+    batch.clone().non_tensor_batch["t"][0] = "z"
+    copy.deepcopy(batch).non_tensor_batch["cells"][0].append(2)
     assert batch.batch["id"][0] == 0
+    assert (batch.non_tensor_batch["t"][0], batch.non_tensor_batch["cells"][0]) == ("a", [1])
     batch[0:1].batch["id"][0] = 7
     assert batch.batch["id"][0] == 7
 
@@ -307,6 +373,30 @@ def test_gathering_over_a_process_group_of_one(batch, tmp_path):
             all_gather_data_proto({}, None)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_gathered_rows_travel_by_the_cpu_and_end_where_the_batch_had_them(monkeypatch):
+    sent = []
+
+    def gather(parts, own, group):
+        sent.append(own)
+        parts[:] = [own, DataProto.from_dict({"x": torch.ones(1), "y": torch.ones(1)}).to("cpu")]
+
+    # "meta" stands for a GPU; it has no numbers that could be copied to the CPU.
+    monkeypatch.setattr(DataProto, "to", lambda self, device: on(device, self))
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+
+    def on(device, batch):
+        columns = {name: torch.empty_like(column, device=device) for name, column in batch.tensor_columns().items()}
+        return DataProto(batch=TensorDict(columns, [len(batch)], device=device))
+
+    batch = DataProto.from_dict({"x": torch.ones(2, device="meta"), "y": torch.ones(2)})
+    all_gather_data_proto(batch, None)
+    assert {column.device.type for column in sent[0].tensor_columns().values()} == {"cpu"}
+    assert len(batch) == 3
+    assert batch.batch.device is None
+    assert [batch.batch[name].device.type for name in "xy"] == ["meta", "cpu"]
 
 
 LARGE_ROWS = 3000  # two parts of them, 1 kB a row each, are joined and taken on huge pages

@@ -5,8 +5,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from counting_store import CountingStore
 
-from kapell.protocol import Column, DataProto, Ragged, Schema, SchemaError
+from kapell.protocol import Column, DataProto, Ragged, Schema, SchemaError, StoredBatch
 from kapell.protocol import tensordict_utils as tu
 
 SCHEMA = Schema(
@@ -50,6 +51,34 @@ def test_a_fitting_batch_gives_the_sizes_of_its_dimensions():
 def test_an_error_names_the_column_what_was_expected_and_what_came(change, message):
     with pytest.raises(SchemaError, match=message):
         SCHEMA.check(fitting(**change))
+
+
+def test_a_batch_by_reference_is_checked_by_what_is_known_of_it():
+    store = CountingStore()
+    stored = StoredBatch.put(fitting(), store)
+    assert SCHEMA.check(stored[[1, 0, 1]]) == {"batch": 3, "response": 5}
+    mixed = stored.union(DataProto.from_dict({"values": torch.zeros(2, 5)}))
+    assert SCHEMA.check(mixed) == {"batch": 2, "response": 5}
+    wrong = StoredBatch.put(fitting(responses=torch.zeros(2, 5), uid=np.zeros(2)), store)
+    with pytest.raises(SchemaError, match=r"int64 \(batch, response\), got float32 \(2, 5\)") as caught:
+        SCHEMA.check(wrong)
+    assert "'uid': expected object (batch), got float64 (2)" in str(caught.value)
+    assert store.fetched == []
+
+
+def test_columns_by_reference_are_fetched_for_the_lengths_of_their_rows():
+    schema = Schema({"ids": Column(torch.int64, ("batch", Ragged("tokens")))}, allow_extra=False)
+    ids = tu.nested_tensor_from_tensor_list([torch.arange(2), torch.arange(3)])
+    stored = StoredBatch.put(DataProto.from_dict({"ids": ids}), CountingStore())
+    assert schema.check(stored) == {"batch": 2}
+    with pytest.raises(SchemaError, match="'text': not expected"):
+        schema.check(stored.union(DataProto.from_dict(non_tensors={"text": ["a", "b"]})))
+
+
+def test_columns_by_reference_of_a_dtype_without_a_name_are_checked_too():
+    cells = np.zeros(2, dtype=[("first", np.int64), ("second", np.float32)])
+    schema = Schema({"cells": Column(cells.dtype, ("batch",))})
+    assert schema.check(StoredBatch.put(DataProto.from_dict(non_tensors={"cells": cells}), CountingStore()))
 
 
 def test_all_problems_are_told_at_once_and_survive_pickling():

@@ -10,6 +10,7 @@ import torch
 from counting_store import CountingStore
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from kapell.protocol import ColumnFacts, DataProto, DataProtoFuture, StoredBatch
 
@@ -212,6 +213,27 @@ def test_what_both_have_must_agree_and_is_compared_only_where_it_may_differ(shel
             stored.union(other)
         with pytest.raises(ValueError, match="both batches have column"):
             other.union(stored)
+
+
+@pytest.mark.parametrize("name", ["adv", "n"])
+def test_what_was_changed_after_it_was_fetched_differs_from_what_is_stored(name, shelf):
+    stored = StoredBatch.put(DataProto.from_dict({"adv": torch.ones(3)}, {"n": np.ones(3)}), shelf)
+    changed = stored.column(name)
+    changed *= 2
+    here = DataProto.from_single_dict({name: changed})
+    for left, right in ((stored, here), (here, stored), (stored, StoredBatch.put(here, shelf))):
+        with pytest.raises(ValueError, match="both batches have column"):
+            left.union(right)
+    assert stored.rename(name, "old").union(here).get().column(name).tolist() == [2, 2, 2]
+
+
+def test_row_numbers_stay_here_when_the_batch_beside_them_is_elsewhere(shelf):
+    there = DataProto(batch=TensorDict({"a": torch.zeros(3, device="meta")}, [3], device="meta"))
+    stored = StoredBatch.put(DataProto.from_dict({"b": torch.arange(3)}, {"t": list("xyz")}), shelf)
+    united = there.union(stored)[[2, 0]]
+    assert united.column("b").tolist() == [2, 0]
+    assert united.column("t").tolist() == ["z", "x"]
+    assert united.column("a").device.type == "meta"
 
 
 def test_joining_needs_the_same_columns_in_the_same_place(shelf):

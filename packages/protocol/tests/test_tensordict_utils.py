@@ -160,6 +160,16 @@ def test_concat_keeps_the_first_value_for_all_rows_and_refuses_other_columns(tab
     assert tu.concat_tensordict(only_values)["t"] == 1
 
 
+def test_concat_keeps_the_value_of_each_row_beside_one_for_all_rows():
+    shared = tu.get_tensordict({"x": torch.ones(2)}, {"uid": "a"})
+    each = tu.get_tensordict({"x": torch.ones(2), "uid": ["b", "c"]})
+    assert tu.get(tu.concat_tensordict([shared, each]), "uid") == ["a", "a", "b", "c"]
+    assert tu.get(tu.concat_tensordict([each, shared]), "uid") == ["b", "c", "a", "a"]
+    tensors = tu.get_tensordict({"x": torch.ones(2), "uid": torch.ones(2)})
+    with pytest.raises(ValueError, match="'uid'"):
+        tu.concat_tensordict([shared, tensors])
+
+
 def test_uneven_chunks_are_exactly_as_many_as_asked(table):
     assert [len(chunk) for chunk in tu.chunk_tensordict(table, 5)] == [1, 1, 1, 0, 0]
     with pytest.raises(ValueError, match="3 rows into 0 pieces"):

@@ -83,6 +83,23 @@ def test_what_arrives_in_the_stream_is_writable_and_private(protocol):
     assert second.non_tensor_batch["y"].sum() == 0
 
 
+@pytest.mark.parametrize("names", [["big"], ["big", "small"]])
+def test_what_is_handed_over_is_copied_also_where_small_pieces_stay_in_the_stream(names):
+    batch = DataProto.from_dict({"big": torch.zeros(4, 1000), "small": torch.zeros(4)}).select(names)
+    apart = []
+
+    def stays(piece):
+        return piece.raw().nbytes < 1024 or apart.append(piece)
+
+    data = pickle.dumps(batch, protocol=5, buffer_callback=stays)
+    assert len(apart) == 1
+    for arrived_batch in (pickle.loads(data, buffers=apart), pickle.loads(data, buffers=apart)):
+        for name in names:
+            assert arrived_batch.batch[name].sum() == 0
+            arrived_batch.batch[name].fill_(1)
+    assert batch.batch["big"].sum() == 0
+
+
 WIDE = torch.arange(12).view(1, 3, 4)
 ODD = {
     "an element of a wide row": lambda dtype: WIDE.to(dtype)[:, 1, 1],
@@ -139,6 +156,45 @@ def test_memory_that_appears_twice_is_sent_once():
     assert payload(DataProto.from_dict({"a": x, "b": x[:], "c": x.view(1000)})) == 4000
     assert payload([x, {"x": x.numpy()}]) == 8000
     assert payload([x, x]) == 4000
+
+
+NUMBERS = torch.tensor([1 + 2j, 3 - 4j])
+READINGS = {
+    "conjugate": {"a": NUMBERS, "b": NUMBERS.conj()},
+    "imaginary part": {"a": NUMBERS.imag, "b": NUMBERS.conj().imag},
+    "bits": {"a": NUMBERS.real, "b": NUMBERS.real.view(torch.int32)},
+}
+COPIES = {
+    "pickle": lambda batch: pickle.loads(pickle.dumps(batch)),
+    "private copy": lambda batch: batch.__kapell_private__(copy.deepcopy),
+}
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+@pytest.mark.parametrize("readings", READINGS)
+@pytest.mark.parametrize("copied", COPIES)
+def test_memory_that_is_read_in_two_ways_arrives_as_both(copied, readings, names):
+    batch = DataProto.from_dict({name: READINGS[readings][name] for name in names})
+    assert COPIES[copied](batch) == batch
+
+
+@pytest.mark.parametrize("names", [["leaf", "detached", "view"], ["view", "detached", "leaf"]])
+@pytest.mark.parametrize("copied", COPIES)
+def test_of_columns_on_one_memory_only_leaves_arrive_wanting_gradients(copied, names):
+    leaf = torch.ones(3, requires_grad=True)
+    columns = {"leaf": leaf, "detached": leaf.detach(), "view": leaf[:]}
+    arrived_batch = COPIES[copied](DataProto.from_dict({name: columns[name] for name in names}))
+    assert [name for name in names if arrived_batch.batch[name].requires_grad] == ["leaf"]
+    assert len({arrived_batch.batch[name].data_ptr() for name in names}) == 1
+
+
+def test_columns_without_memory_are_copied_on_their_own_devices():
+    batch = DataProto.from_dict({"here": torch.empty(0, 2), "there": torch.empty(0, 2, device="meta")})
+    copied = batch.__kapell_private__(copy.deepcopy)
+    assert {name: column.device.type for name, column in copied.tensor_columns().items()} == {
+        "here": "cpu",
+        "there": "meta",
+    }
 
 
 def test_an_object_that_appears_twice_arrives_as_one():

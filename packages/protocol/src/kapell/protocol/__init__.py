@@ -1,8 +1,9 @@
 """Batches for reinforcement learning on language models: `DataProto` by verl's names, with its seams repaired."""
 
+from kapell.protocol.collation import collate_fn, list_of_dict_to_dict_of_list
 from kapell.protocol.columns.spare import release_spare_memory
 from kapell.protocol.config import DataProtoConfig
-from kapell.protocol.dataproto import DataProto, DataProtoItem, collate_fn, list_of_dict_to_dict_of_list
+from kapell.protocol.dataproto import DataProto, DataProtoItem
 from kapell.protocol.disk import BatchFileError, UnsafeValueError
 from kapell.protocol.distributed import all_gather_data_proto
 from kapell.protocol.folding import fold_batch_dim, unfold_batch_dim

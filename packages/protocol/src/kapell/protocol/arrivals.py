@@ -21,8 +21,8 @@ class Arrivals:
     def __init__(self, read_only: bool, *buffers: Any) -> None:
         *pieces, first_probe, second_probe = buffers
         # Only what the unpickler itself has just read from the stream is ours already. A bytearray that somebody
-        # handed over may be read again.
-        self._ours = type(first_probe) is bytearray and first_probe is second_probe
+        # handed over may be read again; one piece of another type says that some were handed over.
+        self._ours = first_probe is second_probe and {*map(type, buffers)} == {bytearray}
         self._read_only = read_only
         self._pieces = pieces
         self._copies: dict[int, np.ndarray] = {}
@@ -80,7 +80,7 @@ class Arrivals:
         copy = self._copies.get(number)
         if copy is None:
             source = np.frombuffer(self._pieces[number], dtype=np.uint8)
-            copy = self._copies[number] = source if self._ours and source.flags.writeable else self._copy(source)
+            copy = self._copies[number] = source if self._ours else self._copy(source)
         return copy
 
     def _copy(self, source: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
-from kapell.protocol.columns import cell, column_of_objects, flat_objects, num_rows
+from kapell.protocol.columns import cell, flat_objects, num_rows
 from kapell.protocol.compact import compacted, opened_arrays, opened_tensors
 from kapell.protocol.config import DataProtoConfig
 from kapell.protocol.conversion import parts_of_tensordict, to_tensordict
@@ -31,7 +31,7 @@ from kapell.protocol.rows import RowOperations
 from kapell.protocol.tensor_columns import TensorColumns
 from kapell.protocol.wire import pack, unpack
 
-__all__ = ["DataProto", "DataProtoItem", "collate_fn", "list_of_dict_to_dict_of_list"]
+__all__ = ["DataProto", "DataProtoItem"]
 
 _NUM_PARTS = 4  # of a batch's state
 
@@ -52,8 +52,9 @@ class DataProto(RowOperations, ColumnOperations):
     """A batch of rows: tensor columns, numpy columns, and ``meta_info`` for the whole batch.
 
     Operations return new batches and leave this one alone; `pop`, `reorder` and `padding` change the batch they are
-    called on. Results of `slice`, `chunk`, `split`, `select`, `rename` and `union` share tensor memory with their
-    source, so writing into a tensor in place shows in both; `clone` makes a private copy.
+    called on. Results of `slice`, `chunk`, `split`, `split_at`, `select`, `rename`, `union`, of `to` without a move and
+    of `concat` of one batch share the memory of tensors and arrays with their source: writing into one in place shows
+    in both. `clone` copies them.
 
     >>> batch = DataProto.from_dict({"ids": torch.arange(3)}, {"text": ["a", "b", "c"]}, {"step": 1})
     >>> [len(piece) for piece in batch.chunk(2)]
@@ -174,7 +175,10 @@ class DataProto(RowOperations, ColumnOperations):
         return split_second_dim(self, n_split, split_keys or ())
 
     def clone(self) -> Self:
-        """Give a batch that shares no memory with this one."""
+        """Copy all tensor and numpy columns.
+
+        Python objects in cells, and what the containers in ``meta_info`` hold, are shared; `copy.deepcopy` copies them.
+        """
         return self.select_idxs(range(len(self)))
 
     def _row(self, row: int) -> DataProtoItem:
@@ -257,29 +261,6 @@ def _from_compact(rows: int | None, meta: dict[str, Any], tensors: Any, arrays: 
     return batch
 
 
-def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Turn rows into columns; a name that only some rows have gives a shorter list.
-
-    >>> list_of_dict_to_dict_of_list([{"a": 1}, {"a": 2}])
-    {'a': [1, 2]}
-    """
-    columns: dict[str, list[Any]] = {}
-    for row in list_of_dict:
-        for name, value in row.items():
-            columns.setdefault(name, []).append(value)
-    return columns
-
-
-def collate_fn(x: Sequence[DataProtoItem]) -> DataProto:
-    """Make a batch of items; jagged columns stay jagged rows of the items' lengths."""
-    batches = [item.batch for item in x if item.batch is not None]
-    arrays = list_of_dict_to_dict_of_list([item.non_tensor_batch for item in x])
-    return DataProto(
-        batch=TensorDict.stack(batches).contiguous() if batches else None,
-        non_tensor_batch={name: column_of_objects(cells) for name, cells in arrays.items()},
-    )
-
-
 def _is_tensor_column(column: Any) -> bool:
     return isinstance(column, torch.Tensor) or is_tensor_collection(column)
 
@@ -288,13 +269,12 @@ def _private_column(column: Any, copies: dict[Any, Any], private: Callable[[Any]
     """Copy a column; columns on the same memory share their copy, as they would after they had travelled."""
     if type(column) is not torch.Tensor or column.layout != torch.strided or column.is_nested:
         return private(column)
-    key = (column.data_ptr(), column.dtype, column.shape, column.stride())
+    place = column.data_ptr() or column.device  # without numbers it has no memory, on any device
+    key = (place, column.dtype, column.shape, column.stride(), column.is_conj(), column.is_neg())
     copied = copies.get(key)
     if copied is None:
         copied = copies[key] = column.detach().clone(memory_format=torch.contiguous_format)
-        if column.requires_grad and column.is_leaf:
-            copied.requires_grad_()
-    return copied
+    return copied.detach().requires_grad_() if column.requires_grad and column.is_leaf else copied
 
 
 def _table(tensors: Mapping[str, torch.Tensor]) -> TensorDict:

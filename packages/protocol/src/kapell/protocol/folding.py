@@ -19,7 +19,10 @@ __all__ = ["fold_batch_dim", "split_second_dim", "unfold_batch_dim"]
 
 
 def fold_batch_dim(data: Batch, new_batch_size: int) -> Batch:
-    """Fold B rows into ``new_batch_size`` rows of K consecutive old ones: (B, ...) becomes (N, K, ...)."""
+    """Fold B rows into ``new_batch_size`` rows of K consecutive old ones: (B, ...) becomes (N, K, ...).
+
+    Padded rows fold into padded rows, and into no others. Tensors share their memory where torch can view them so.
+    """
     if new_batch_size < 1 or len(data) % new_batch_size:
         raise ValueError(f"cannot fold {len(data)} rows into {new_batch_size}; the new size divides the old one")
     width = len(data) // new_batch_size
@@ -27,18 +30,25 @@ def fold_batch_dim(data: Batch, new_batch_size: int) -> Batch:
     def fold(column: Any) -> Any:
         return _dense(column).reshape((new_batch_size, width, *column.shape[1:]))
 
-    return _reshaped(data, fold, new_batch_size)
+    folded = _reshaped(data, fold, new_batch_size)
+    folded._padded = None if data._padded is None else _folded_mark(data._padded.reshape(new_batch_size, width))
+    return folded
 
 
 def unfold_batch_dim(data: Batch, batch_dims: int = 2) -> Batch:
-    """Make rows of the first ``batch_dims`` dimensions: (N, K, ...) becomes (B, ...)."""
+    """Make rows of the first ``batch_dims`` dimensions: (N, K, ...) becomes (B, ...).
+
+    Rows of a padded row are padded. Tensors share their memory where torch can view them so.
+    """
     shapes = {name: tuple(_dense(data.column(name)).shape[:batch_dims]) for name in data.columns}
     leading = next(iter(shapes.values()), (0,) * batch_dims)
     for name, shape in shapes.items():
         if len(shape) < batch_dims or shape != leading:
             raise ValueError(f"column {name!r} starts with {shape}, not with {batch_dims} dimensions {leading}")
     rows = int(np.prod(leading))
-    return _reshaped(data, lambda column: column.reshape((rows, *column.shape[batch_dims:])), rows)
+    unfolded = _reshaped(data, lambda column: column.reshape((rows, *column.shape[batch_dims:])), rows)
+    unfolded._padded = None if data._padded is None else np.repeat(data._padded, int(np.prod(leading[1:])))
+    return unfolded
 
 
 def split_second_dim(data: Batch, n_split: int, split_keys: Sequence[str]) -> Batch:
@@ -60,6 +70,17 @@ def split_second_dim(data: Batch, n_split: int, split_keys: Sequence[str]) -> Ba
     unfolded = data._like(tensors, arrays, len(rows))
     unfolded._padded = None if data._padded is None else data._padded[rows]
     return unfolded
+
+
+def _folded_mark(padded_NK: np.ndarray) -> np.ndarray:
+    padded_N = np.asarray(padded_NK.any(axis=1))
+    mixed = np.flatnonzero(padded_N & ~padded_NK.all(axis=1))
+    if len(mixed):
+        raise ValueError(
+            f"cannot fold {padded_NK.size} rows into {len(padded_NK)}: row {mixed[0]} would hold padding beside other "
+            "rows; take it away first (without_padding), and pad what is folded"
+        )
+    return padded_N
 
 
 def _dense(column: Any) -> Any:

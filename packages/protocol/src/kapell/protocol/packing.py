@@ -148,7 +148,8 @@ class Packing:
             return tensor
         number = None
         if tensor.numel():
-            key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device))
+            flags = (tensor.is_conj(), tensor.is_neg())  # the same memory, but other numbers
+            key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device), *flags)
             number = self._buffers.add(key, lambda: raw_bytes(tensor).numpy())
         dtype = str(tensor.dtype).removeprefix("torch.")
         device = None if tensor.device.type == "cpu" else str(tensor.device)
@@ -200,7 +201,7 @@ class Packing:
         if dtype is None or tensor.layout != torch.strided or tensor.is_neg() or not tensor.numel():
             return None
         shape = tensor.shape
-        key = (tensor.data_ptr(), tensor.dtype, shape, tensor.stride(), "cpu")
+        key = (tensor.data_ptr(), tensor.dtype, shape, tensor.stride(), "cpu", False, False)  # as in `_tensor`
         return self._buffers.add(key, lambda: _flat(tensor.numpy())), dtype, tuple(shape)
 
     def _values(self, column: NonTensorStack) -> Any:

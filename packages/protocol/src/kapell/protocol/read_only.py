@@ -25,7 +25,7 @@ class ReadOnlyError(RuntimeError):
         self._operation = operation
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._operation,)
+        return type(self), (self._operation,), self.__dict__
 
 
 class ReadOnlyTensor(torch.Tensor):

@@ -22,7 +22,10 @@ __all__ = ["RowOperations"]
 
 
 class RowOperations(BatchContainer):
-    """Row operations. Results are new batches; `slice`, `chunk` and `split` share tensor memory with their source."""
+    """Row operations. Results are new batches.
+
+    Those of `slice`, `chunk`, `split` and `split_at` share memory with their source, as does a `concat` of one batch.
+    """
 
     def select_idxs(self, idxs: RowIndex) -> Self:
         """Copy rows by a mask or by row numbers (negative ones count from the end, repeats allowed)."""
@@ -87,7 +90,8 @@ class RowOperations(BatchContainer):
 
         Parts without rows or columns add only their ``meta_info``, which is merged as `merge_meta` says: metrics of all
         parts are kept, other keys follow ``policies``, what `register_meta_policy` declared, or must agree. With a
-        `StoredBatch` among them the result is one.
+        `StoredBatch` among them the result is one. Where one part has all the rows there is nothing to join: the result
+        may share its memory.
         """
         if not data:
             raise ValueError("there is nothing to concatenate: got no batches")

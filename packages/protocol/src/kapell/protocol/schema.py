@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from tensordict import TensorDictBase
 
 from kapell.protocol.columns import is_jagged, parts_of
 from kapell.protocol.container import BatchContainer
+from kapell.protocol.stored import StoredBatch
+from kapell.protocol.stored_columns import ColumnFacts
 
 __all__ = ["Column", "Ragged", "Schema", "SchemaError"]
 
@@ -56,7 +59,7 @@ class SchemaError(ValueError):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.problems,)
+        return type(self), (self.problems,), self.__dict__
 
 
 @dataclass(frozen=True)
@@ -74,13 +77,16 @@ class Schema:
     allow_extra: bool = True
     """Whether a batch may have further columns."""
 
-    def check(self, batch: BatchContainer | TensorDictBase) -> dict[str, int]:
-        """Give the sizes of the named dimensions, or raise `SchemaError` with every problem."""
-        present = dict(batch.items()) if isinstance(batch, TensorDictBase) else dict(batch._items())
+    def check(self, batch: BatchContainer | StoredBatch | TensorDictBase) -> dict[str, int]:
+        """Give the sizes of the named dimensions, or raise `SchemaError` with every problem.
+
+        Of a batch by reference, only columns whose rows differ in length are fetched.
+        """
+        present = tuple(batch.keys()) if isinstance(batch, TensorDictBase) else batch.columns
         check = _Check()
         for name, column in self.columns.items():
             if name in present:
-                check.column(name, column, present[name])
+                check.column(name, column, _column_of(batch, name))
             elif column.required:
                 check.problems.append(f"column {name!r}: expected {column}, but it is missing")
         if not self.allow_extra:
@@ -134,6 +140,28 @@ class _Check:
         self.problems.append(
             f"column {name!r}: expected {expected}, got {_dtype_name(_dtype_of(value))} ({shape}){why}"
         )
+
+
+def _column_of(batch: BatchContainer | StoredBatch | TensorDictBase, name: str) -> Any:
+    """Give a column, or in place of one in a store a column like it without values."""
+    if isinstance(batch, TensorDictBase):
+        return batch.get(name)
+    stored = isinstance(batch, StoredBatch) and name in batch.stored_columns
+    like_it = _without_values(batch.column_facts[name]) if stored else None
+    return batch.column(name) if like_it is None else like_it
+
+
+def _without_values(facts: ColumnFacts) -> Any:
+    """Give a column of that dtype and shape; None where only the column itself tells them."""
+    shape = [size for size in facts.shape if size is not None]
+    if len(shape) < len(facts.shape):
+        return None
+    if facts.is_tensor:
+        dtype = getattr(torch, facts.dtype, None)
+        return torch.empty(shape, dtype=dtype, device="meta") if isinstance(dtype, torch.dtype) else None
+    with suppress(TypeError):  # some dtypes, such as structured ones, have no name
+        return np.broadcast_to(np.empty((), facts.dtype), shape)
+    return None
 
 
 def _shape_of(value: Any) -> tuple[int | None, ...]:

@@ -262,10 +262,11 @@ class StoredBatch(DataProtoFuture):
         for name in right.columns:
             if name not in self.columns or not (name in self._stored or name in right._stored):
                 new.append(name)
-            elif not self._refers_alike(right, name) and not same(self.column(name), right.column(name)):
+            elif not self._refers_alike(right, name) and not same(self._as_kept(name), right._as_kept(name)):
                 raise ValueError(f"both batches have column {name!r}, with different values; rename or pop one first")
         right = only(right, new)
-        return type(self)(self._table.union(right._table), {**right._stored, **self._stored})
+        table = _without_device(self._table) if right._stored else self._table
+        return type(self)(table.union(right._table), {**right._stored, **self._stored})
 
     def union_onto(self, batch: DataProto) -> Self:
         """Give ``batch.union(self)``."""
@@ -298,6 +299,10 @@ class StoredBatch(DataProtoFuture):
             stored[name] = StoredColumn(parts, column.facts), places[id(pick)]
         here = only(self._table, [name for name in self.columns if name not in stored])
         return _arrived, (type(self), here, pack(rows), stored)
+
+    def _as_kept(self, name: str) -> Any:
+        """One column as it lies in the store: what `column` gave may have been written to since."""
+        return self.get(columns=[name]).column(name)
 
     def _rows(self, name: str) -> np.ndarray:
         return np.asarray(self._table.column(name))
@@ -355,13 +360,21 @@ def _require_same_places(first: StoredBatch, other: StoredBatch) -> None:
 
 def _replaced(batch: DataProto, columns: Mapping[str, Any]) -> DataProto:
     """The batch with other columns in place of its own, wherever they are."""
+    batch = _without_device(batch) if columns else batch
     tensors = {name: columns.get(name, column) for name, column in batch.tensor_columns().items()}
     arrays = {name: columns.get(name, column) for name, column in batch.non_tensor_batch.items()}
     replaced = batch._rows_of(tensors, arrays, len(batch))
-    if columns and replaced._device is not None:
-        replaced.batch = TensorDict(tensors, [len(batch)])
     replaced._padded = batch._padded
     return replaced
+
+
+def _without_device(batch: DataProto) -> DataProto:
+    """The batch without a device for all of its columns, to which row numbers would be moved."""
+    if batch._device is None:
+        return batch
+    bare = batch.select()
+    bare.batch = TensorDict(batch.tensor_columns(), [len(batch)])
+    return bare
 
 
 def _arrived(

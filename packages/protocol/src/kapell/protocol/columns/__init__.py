@@ -2,7 +2,7 @@
 
 from kapell.protocol.columns.entries import ENTRIES
 from kapell.protocol.columns.equality import close, same
-from kapell.protocol.columns.jagged import from_rows, is_jagged, make_jagged, parts_of, ragged_dim
+from kapell.protocol.columns.jagged import column_of_rows, from_rows, is_jagged, make_jagged, parts_of, ragged_dim
 from kapell.protocol.columns.memory import as_in_memory, raw_bytes
 from kapell.protocol.columns.numbers import NUMBERS, bytes_of_array
 from kapell.protocol.columns.objects import column_of_objects, flat_objects
@@ -29,6 +29,7 @@ __all__ = [
     "cell",
     "close",
     "column_of_objects",
+    "column_of_rows",
     "cut",
     "flat_objects",
     "from_rows",

@@ -100,7 +100,7 @@ class _Comparison:
         return ragged == other_ragged and self._tensors(offsets, other_offsets) and self._tensors(values, other_values)
 
     def _arrays(self, left: np.ndarray, right: np.ndarray) -> bool:
-        if left.shape != right.shape or (left.dtype.kind != right.dtype.kind):
+        if left.shape != right.shape or not _one_dtype(left.dtype, right.dtype):
             return False
         if left.dtype.hasobject:
             return all(self.equal(a, b) for a, b in zip(left.flat, right.flat, strict=True))
@@ -126,6 +126,10 @@ class _Comparison:
         if left.batch_size != right.batch_size or set(left.keys()) != set(right.keys()):
             return False
         return all(self.equal(left.get(name), right.get(name)) for name in left.keys())  # noqa: SIM118
+
+
+def _one_dtype(left: np.dtype, right: np.dtype) -> bool:
+    return left == right or (left.kind == right.kind and left.kind in "US")  # text of any length
 
 
 def _not_a_number(array: np.ndarray) -> np.ndarray:

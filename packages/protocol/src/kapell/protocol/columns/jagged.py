@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 __all__ = [
+    "column_of_rows",
     "cut_jagged",
     "from_rows",
     "is_jagged",
@@ -58,6 +59,20 @@ def from_rows(rows: Sequence[torch.Tensor], ragged: int | None = None) -> torch.
     dim = ragged - 1
     lengths = torch.tensor([row.shape[dim] for row in rows], dtype=torch.int64, device=rows[0].device)
     return make_jagged(torch.cat(list(rows), dim=dim), _offsets(lengths), ragged)
+
+
+def column_of_rows(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Make a column of row tensors: dense where all have one shape, else jagged along the first size that differs.
+
+    >>> column_of_rows([torch.zeros(2), torch.zeros(2)]).shape
+    torch.Size([2, 2])
+    """
+    first = rows[0].shape
+    if all(row.shape == first for row in rows):
+        return torch.stack(list(rows))
+    if any(row.dim() != len(first) for row in rows):
+        raise ValueError(f"rows of one column have one number of dimensions, got {sorted({r.dim() for r in rows})}")
+    return from_rows(rows, next(dim for dim in range(len(first)) if len({row.shape[dim] for row in rows}) > 1) + 1)
 
 
 def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:

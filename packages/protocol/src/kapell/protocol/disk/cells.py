@@ -18,6 +18,7 @@ __all__ = ["decode_value", "encode_value"]
 
 _TAG = "!"
 _PLAIN = frozenset({str, int, float, bool, type(None)})
+_DTYPE_KINDS = frozenset("biufcmMSUV")  # numpy's, of numbers, text, times and bytes
 
 
 def encode_value(value: Any, where: str, *, allow_pickle: bool = False) -> Any:
@@ -29,14 +30,13 @@ def encode_value(value: Any, where: str, *, allow_pickle: bool = False) -> Any:
     def encode(entry: Any) -> Any:
         return encode_value(entry, where, allow_pickle=allow_pickle)
 
-    encoder = _ENCODERS.get(kind)
-    if encoder is not None:
-        return encoder(value, encode)
-    if isinstance(value, np.generic) and not value.dtype.hasobject:
-        return {_TAG: "scalar", "dtype": value.dtype.str, "data": _text(value.tobytes())}
+    encoder = _ENCODERS.get(kind, _encode_scalar)
+    encoded = encoder(value, encode)
+    if encoded is not None:
+        return encoded
     if allow_pickle:
         return {_TAG: "pickle", "type": kind.__qualname__, "data": _text(pickle.dumps(value))}
-    raise UnsafeValueError(where, f"{kind.__module__}.{kind.__qualname__}")
+    raise UnsafeValueError(where, type_name(value))
 
 
 def decode_value(value: Any, where: str, *, allow_pickle: bool = False) -> Any:
@@ -77,17 +77,23 @@ def _encode_dict(value: dict[Any, Any], encode: Callable[[Any], Any]) -> Any:
     return {_TAG: "dict", "items": [[encode(key), encode(entry)] for key, entry in value.items()]}
 
 
+def _encode_scalar(value: Any, encode: Callable[[Any], Any]) -> Any:
+    if not isinstance(value, np.generic) or not has_plain_dtype(value):
+        return None
+    return {_TAG: "scalar", "dtype": value.dtype.str, "data": _text(value.tobytes())}
+
+
 def _encode_array(value: np.ndarray, encode: Callable[[Any], Any]) -> Any:
     if value.dtype == object:
         return {_TAG: "objects", "shape": list(value.shape), "items": [encode(cell) for cell in value.flat]}
-    if value.dtype.hasobject or value.dtype.fields:
-        raise UnsafeValueError("an array cell", f"numpy array of {value.dtype}")
+    if not has_plain_dtype(value):
+        return None
     return {_TAG: "array", "dtype": value.dtype.str, "shape": list(value.shape), "data": _text(value.tobytes())}
 
 
 def _encode_tensor(value: torch.Tensor, encode: Callable[[Any], Any]) -> Any:
-    if value.is_nested or value.layout != torch.strided:
-        raise UnsafeValueError("a tensor cell", f"tensor with layout {value.layout}")
+    if not is_plain_tensor(value):
+        return None
     data = raw_bytes(value).numpy().tobytes()
     dtype = str(value.dtype).removeprefix("torch.")
     return {_TAG: "tensor", "dtype": dtype, "shape": list(value.shape), "data": _text(data)}
@@ -97,6 +103,7 @@ def _tagged_items(tag: str) -> Callable[[Iterable[Any], Callable[[Any], Any]], A
     return lambda value, encode: {_TAG: tag, "items": [encode(entry) for entry in value]}
 
 
+# None where the value has no form without pickle.
 _ENCODERS: dict[type, Callable[[Any, Callable[[Any], Any]], Any]] = {
     list: lambda value, encode: [encode(entry) for entry in value],
     dict: _encode_dict,
@@ -140,10 +147,31 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Callable[[Any], Any]], Any]] = {
 }
 
 
+def type_name(value: Any) -> str:
+    """Say what a value is, in messages about values that cannot be stored."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor) and (kind is torch.Tensor or value.is_nested):
+        return f"{value.dtype} tensor with layout {value.layout} on {value.device}"
+    if isinstance(value, np.ndarray):
+        return f"numpy array of {value.dtype}"
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_plain_tensor(tensor: torch.Tensor) -> bool:
+    """Say whether dtype, shape and the bytes of its numbers are all of a tensor."""
+    return tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+
+
+def has_plain_dtype(value: np.ndarray | np.generic) -> bool:
+    """Say whether the name of its dtype says all of it: not for records, nor for dtypes that numpy has not itself."""
+    dtype = value.dtype
+    return dtype.kind in _DTYPE_KINDS and dtype == np.dtype(dtype.str)
+
+
 def numpy_dtype(name: str) -> np.dtype:
     """Give a numpy dtype of numbers or text by its name."""
     dtype = np.dtype(str(name))
-    if dtype.hasobject or dtype.kind not in "biufcmMSUV" or dtype.fields:
+    if dtype.hasobject or dtype.kind not in _DTYPE_KINDS or dtype.fields:
         raise ValueError(f"{name!r} is no dtype of numbers or text")
     return dtype
 

@@ -16,7 +16,7 @@ class BatchFileError(ValueError):
         self._arguments = (str(path), problem)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self._arguments
+        return type(self), self._arguments, self.__dict__
 
 
 class UnsafeValueError(TypeError):
@@ -30,4 +30,4 @@ class UnsafeValueError(TypeError):
         self._arguments = (where, type_name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self._arguments
+        return type(self), self._arguments, self.__dict__

@@ -2,7 +2,8 @@
 
 A batch file is a safetensors file. Its metadata has the manifest under ``kapell`` and the manifest's checksum under
 ``kapell.crc32``. Column number i is stored as ``i.data``; jagged columns and object columns have ``i.offsets`` too:
-the cuts between rows, and between the JSON texts of cells.
+the cuts between rows, and between the JSON texts of cells. Arrays of records and of dtypes that numpy has not are
+pickled whole, where that is asked for.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class ColumnEntry:
     """Its name in the batch."""
     part: Part
     """The part of the batch that it belongs to."""
-    kind: Literal["dense", "jagged", "numbers", "objects", "stack"]
-    """How it is stored: a tensor, values and offsets, the bytes of an array, or JSON texts and their offsets."""
+    kind: Literal["dense", "jagged", "numbers", "objects", "stack", "pickled"]
+    """How it is stored: a tensor, values and offsets, an array's bytes, JSON texts and their offsets, or a pickle."""
     dtype: str = ""
     """torch's or numpy's name of the dtype."""
     row_shape: list[int] = field(default_factory=list)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,15 @@ class _Reader:
 
     def read(self, wanted: list[str] | None) -> dict[str, dict[str, Any]]:
         parts: dict[str, dict[str, Any]] = {"batch": {}, "non_tensor_batch": {}, "padding": {}}
+        readers: dict[str, Callable[[int, ColumnEntry], Any]] = {
+            "dense": self._dense,
+            "jagged": self._jagged,
+            "numbers": self._numbers,
+            "pickled": self._pickled,
+        }
         for number, entry in enumerate(self._manifest.columns):
             if wanted is None or entry.part == "padding" or entry.name in wanted:
-                read = {"dense": self._dense, "jagged": self._jagged, "numbers": self._numbers}.get(entry.kind)
-                parts[entry.part][entry.name] = (read or self._objects)(number, entry)
+                parts[entry.part][entry.name] = readers.get(entry.kind, self._objects)(number, entry)
         return parts
 
     def _dense(self, number: int, entry: ColumnEntry) -> torch.Tensor:
@@ -131,6 +137,12 @@ class _Reader:
         data = self._cut(number, "data", entry, self._start, self._stop).numpy()
         shape = (self.num_rows, *entry.row_shape)
         return data.reshape(-1).view(dtype).reshape(shape) if data.size else np.empty(shape, dtype=dtype)
+
+    def _pickled(self, number: int, entry: ColumnEntry) -> np.ndarray:
+        if not self._allow_pickle:
+            raise UnsafeValueError(f"column {entry.name!r}", f"numpy array of {entry.dtype}")
+        data = self._cut(number, "data", entry, 0, self._shape(number, "data")[0])
+        return pickle.loads(data.numpy())[self._start : self._stop]
 
     def _objects(self, number: int, entry: ColumnEntry) -> Any:
         width = int(np.prod(entry.row_shape, dtype=np.int64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import tempfile
 import zlib
 from dataclasses import asdict
@@ -17,7 +18,8 @@ from tensordict import NonTensorStack
 
 from kapell.protocol.columns import array_of, as_in_memory, is_jagged, parts_of
 from kapell.protocol.container import BatchContainer
-from kapell.protocol.disk.cells import encode_value
+from kapell.protocol.disk.cells import encode_value, has_plain_dtype, is_plain_tensor, type_name
+from kapell.protocol.disk.errors import UnsafeValueError
 from kapell.protocol.disk.layout import CHECKSUM_KEY, MANIFEST_KEY, NATIVE, ColumnEntry, Manifest, Part, checksum
 
 __all__ = ["write_batch"]
@@ -25,6 +27,7 @@ __all__ = ["write_batch"]
 
 def write_batch(batch: BatchContainer, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
     """Write a batch to one file, replacing one that is there."""
+    batch.check_consistency()
     writer = _Writer(allow_pickle=allow_pickle)
     for name, column in batch._items():
         writer.add("non_tensor_batch" if name in batch.non_tensor_batch else "batch", name, column)
@@ -56,14 +59,16 @@ class _Writer:
         if isinstance(column, NonTensorStack):
             self._objects(part, name, array_of(column), kind="stack")
         elif isinstance(column, np.ndarray):
-            if column.dtype.hasobject or column.dtype.fields:
+            if column.dtype == object:
                 self._objects(part, name, column, kind="objects")
-            else:
+            elif has_plain_dtype(column):
                 self._numbers(part, name, column)
-        elif isinstance(column, torch.Tensor) and (not column.is_nested or is_jagged(column)):
+            else:
+                self._pickled(part, name, column)
+        elif isinstance(column, torch.Tensor) and (is_plain_tensor(column) or is_jagged(column)):
             self._tensor(part, name, column)
         else:
-            raise TypeError(f"column {name!r} is a {type(column).__name__}, which a batch file cannot hold")
+            raise TypeError(f"column {name!r} is a {type_name(column)}, which a batch file cannot hold")
 
     def _tensor(self, part: Part, name: str, column: torch.Tensor) -> None:
         dtype = str(column.dtype).removeprefix("torch.")
@@ -78,6 +83,12 @@ class _Writer:
         data = np.frombuffer(column.tobytes(), dtype=np.uint8).reshape(len(column), row_bytes)
         entry = ColumnEntry(name, part, "numbers", column.dtype.str, list(column.shape[1:]))
         self._store(entry, data=torch.from_numpy(data.copy()))
+
+    def _pickled(self, part: Part, name: str, column: np.ndarray) -> None:
+        if not self._allow_pickle:
+            raise UnsafeValueError(f"column {name!r}", type_name(column))
+        data = torch.frombuffer(bytearray(pickle.dumps(column)), dtype=torch.uint8)
+        self._store(ColumnEntry(name, part, "pickled", str(column.dtype)), data=data)
 
     def _objects(self, part: Part, name: str, column: np.ndarray, kind: Any) -> None:
         where = f"column {name!r}"

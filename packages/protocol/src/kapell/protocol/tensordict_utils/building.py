@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
-from kapell.protocol.columns import ValueStack, flat_objects, from_rows, is_jagged, num_rows
+from kapell.protocol.columns import ValueStack, column_of_rows, flat_objects, from_rows, is_jagged, num_rows
 
 __all__ = [
     "assign_non_tensor",
@@ -92,11 +92,7 @@ def list_of_dict_to_tensordict(list_of_dicts: Sequence[Mapping[str, Any]]) -> Te
 def _column_of_rows(cells: list[Any]) -> torch.Tensor | ValueStack:
     if not all(isinstance(cell, torch.Tensor) for cell in cells):
         return ValueStack.of(cells)
-    if len({cell.shape for cell in cells}) == 1:
-        return torch.stack(cells)
-    first = cells[0].shape
-    differing = [dim for dim in range(len(first)) if any(cell.shape[dim] != first[dim] for cell in cells)]
-    return from_rows(cells, differing[0] + 1)
+    return column_of_rows(cells)
 
 
 def _column(name: str, value: Any) -> Any:

@@ -48,7 +48,11 @@ def concat_nested_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def concat_tensordict(data: Sequence[TensorDictBase]) -> TensorDictBase:
-    """Join TensorDicts row after row; of values for all rows the first is kept, as verl does."""
+    """Join TensorDicts row after row.
+
+    Where all have one value for all rows, the first is kept, as verl does; where some have one value a row, each row
+    keeps its own. The result of one TensorDict shares its memory.
+    """
     if not data:
         raise ValueError("there is nothing to concatenate: got no TensorDicts")
     if len(data[0].batch_size) == 0:
@@ -114,7 +118,7 @@ def _cut(data: TensorDictBase, start: int, stop: int) -> TensorDict:
 
 
 def _joined(name: str, data: Sequence[TensorDictBase], rows: int) -> Any:
-    first = data[0].get(name)
-    if isinstance(first, NonTensorData):
-        return NonTensorData(first.data, batch_size=[rows])
-    return join([part.get(name) for part in data], name)
+    entries = [part.get(name) for part in data]
+    if all(isinstance(entry, NonTensorData) for entry in entries):
+        return NonTensorData(entries[0].data, batch_size=[rows])
+    return join(entries, name)
