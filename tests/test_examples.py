@@ -36,6 +36,12 @@ def test_words_are_spelled_backward_by_each_algorithm(tmp_path, algorithm):
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
+def test_a_loop_of_ones_own_teaches_a_model(capsys):
+    rewards = _example("own_loop").main("local", steps=25)
+    assert sum(rewards[-5:]) > sum(rewards[:5]) + 1.0
+    assert "step 25: reward" in capsys.readouterr().out
+
+
 def test_about_three_in_ten_answers_of_the_warm_up_are_right():
     example = _example("spell_backward")
     rng = example.random.Random(1)

@@ -31,6 +31,20 @@ def test_the_newest_are_kept_and_the_pointer_names_the_last(tmp_path):
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("keep", [None, -1])
+def test_all_are_kept_where_no_number_says_otherwise(tmp_path, keep):
+    store = CheckpointStore(tmp_path, keep=keep)
+    for step in (1, 2, 3):
+        save(store, step)
+    assert store.steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("keep", [0, -2])
+def test_a_number_that_would_keep_none_is_refused(tmp_path, keep):
+    with pytest.raises(ValueError, match=f"at least 1, or None or -1 for all; got {keep}"):
+        CheckpointStore(tmp_path, keep=keep)
+
+
 def test_steps_are_compared_as_numbers_and_other_files_stay(tmp_path):
     store = CheckpointStore(tmp_path / "new" / "run", keep=2)
     (tmp_path / "new" / "run" / "global_step_of_mine").mkdir(parents=True)

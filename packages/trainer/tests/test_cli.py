@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from kapell.trainer.cli import main
+from kapell.trainer.data import pad_left
 from kapell.trainer.tokenizer import build_character_tokenizer
 
 SMALL = [
@@ -66,6 +67,17 @@ def test_a_run_leaves_everything_in_its_folder_and_its_model_answers(here, capsy
     assert "exact match on held-out prompts" in shown
     main(["generate", "run", "1234", "5678"])
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_responses_are_kept_in_the_runs_own_folder_or_where_no_other_run_has_any(here, capsys):
+    kept = ["trainer.rollout_data_dir=rollouts", f"trainer.validation_data_dir={here / 'validation'}"]
+    train("trainer.default_local_dir=first", *kept)
+    assert {path.name for path in (here / "first" / "rollouts").iterdir()} == {"1.jsonl", "2.jsonl"}
+    with pytest.raises(SystemExit):
+        train("trainer.default_local_dir=second", *kept)
+    assert "validation holds the responses of another run already" in one_line(capsys.readouterr().err)
+    train("trainer.default_local_dir=third", kept[0])
+    assert {path.name for path in (here / "third" / "rollouts").iterdir()} == {"1.jsonl", "2.jsonl"}
 
 
 def test_ppo_has_a_critic_and_both_kl_penalties_have_a_reference(here):
@@ -170,9 +182,10 @@ def test_a_reward_that_raises_names_the_row_at_its_step(here, capsys):
     assert "KeyError: 'oops'" in error
 
 
-def test_a_second_run_in_the_same_folder_is_refused(here, capsys):
+@pytest.mark.parametrize("left", ["metrics.jsonl", "model"])
+def test_a_second_run_in_the_same_folder_is_refused(here, capsys, left):
     (here / "run").mkdir()
-    (here / "run" / "metrics.jsonl").write_text("")
+    (here / "run" / left).touch()
     with pytest.raises(SystemExit):
         train("trainer.default_local_dir=run")
     assert "holds a run already" in one_line(capsys.readouterr().err)
@@ -183,6 +196,9 @@ def test_a_second_run_in_the_same_folder_is_refused(here, capsys):
     [
         (["generate", "nowhere", "1"], "no model folder nowhere"),
         (["generate", "model", "1x"], "prompt '1x': the tokenizer has no token for ['x']"),
+        (["generate", "model", "1", "--temperature", "-1"], "the temperature 0 (the most probable token) or above"),
+        (["generate", "model", "1", "--max-new-tokens", "0"], "max_new_tokens is 1 or more"),
+        (["generate", "model", "1", "--stop", "1<eos>"], "the stop string '1<eos>' never comes"),
     ],
 )
 def test_generate_says_what_it_cannot_use(here, capsys, arguments, message, tokenizer, policy):
@@ -208,6 +224,28 @@ def test_an_answer_ends_at_a_stop_string_of_the_command_or_of_the_run(here, caps
     (here / "run" / "config.yaml").write_text(f"actor_rollout_ref: {{rollout: {{stop: ['{last}']}}}}")
     assert answer() == whole[: whole.index(last) + 1]
     assert answer("--stop", first) == whole[: whole.index(first) + 1]
+
+
+def test_a_temperature_of_zero_is_the_most_probable_token(here, capsys, policy):
+    policy.save_pretrained(here / "model")
+    build_character_tokenizer("0123456789").save_pretrained(here / "model")
+    for options in ([], ["--temperature", "0"], ["--temperature", "0", "--seed", "2"]):
+        main(["generate", "model", "12", *options])
+    first, *others = capsys.readouterr().out.splitlines()
+    assert others == [first, first]
+
+
+def test_a_prompt_goes_through_the_chat_template_unless_it_is_raw(here, capsys, policy, monkeypatch):
+    seen = []
+    monkeypatch.setattr("kapell.trainer.generate.pad_left", lambda rows, pad: seen.append(rows) or pad_left(rows, pad))
+    policy.save_pretrained(here / "run" / "model")
+    tokenizer = build_character_tokenizer("0123456789")
+    tokenizer.chat_template = "{% for message in messages %}9{{ message['content'] }}{% endfor %}{{ tail }}"
+    tokenizer.save_pretrained(here / "run" / "model")
+    (here / "run" / "config.yaml").write_text("data: {apply_chat_template_kwargs: {tail: '7'}}")
+    main(["generate", "run", "12"])
+    main(["generate", "run", "12", "--raw"])
+    assert [tokenizer.decode(rows[0]) for rows in seen] == ["9127", "12<answer>"]
 
 
 @pytest.mark.parametrize("columns", [None, "80"])

@@ -1,13 +1,17 @@
 import re
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from itertools import cycle
 from types import GenericAlias
 from typing import ClassVar, get_args, get_origin, get_type_hints
 
 import pytest
+import yaml
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from kapell.trainer.config import AlgorithmConfig, Config, OptimConfig, SamplingConfig
 from kapell.trainer.config_load import ConfigError, load_config
+from kapell.trainer.run_checkpoint import config_to_yaml
 
 
 def test_the_defaults_are_a_valid_configuration():
@@ -33,6 +37,35 @@ def test_what_is_saved_reads_back_as_the_same_configuration(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(resolved.to_yaml())
     assert load_config([file]).config == resolved.config
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])) | st.from_regex(r"[-+.0-9][-+.0-9eE_:]{0,6}", fullmatch=True))
+@example("1e-4")
+@example("12e4")
+@example("yes")
+@example("0.5_2")
+@example("")
+def test_a_text_of_a_saved_configuration_stays_a_text(tmp_path_factory, text):
+    assume("${" not in text)  # a reference to another key
+    assume(text != "???")  # a value that is still to come
+    config = load_config().config
+    config = replace(config, trainer=replace(config.trainer, experiment_name=text))
+    config = replace(config, data=replace(config.data, train_files=[text], apply_chat_template_kwargs={"x": text}))
+    file = tmp_path_factory.mktemp("saved") / "config.yaml"
+    file.write_text(config_to_yaml(config), encoding="utf-8")
+    assert load_config([file]).config == config
+    assert yaml.safe_load(file.read_text(encoding="utf-8"))["trainer"]["experiment_name"] == text
+
+
+def test_values_that_verl_has_for_all_and_for_none_are_taken():
+    overrides = ["actor_rollout_ref.rollout.val_kwargs.temperature=0", "trainer.max_ckpt_to_keep=-1"]
+    config = load_config(overrides=[*overrides, "critic.optim.lr_warmup_steps=-1"]).config
+    assert config.actor_rollout_ref.rollout.val_kwargs.temperature == 0.0
+    assert (config.trainer.max_ckpt_to_keep, config.critic.optim.lr_warmup_steps) == (-1, -1)
+    with pytest.raises(ConfigError, match=r"val_kwargs\.temperature must be above 0, got 0"):
+        load_config(overrides=[overrides[0], "actor_rollout_ref.rollout.val_kwargs.do_sample=true"])
+    with pytest.raises(ConfigError, match="lr_warmup_steps must be -1 or more, got -2"):
+        load_config(overrides=["critic.optim.lr_warmup_steps=-2"])
 
 
 def test_a_reference_to_another_key_is_resolved():

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from itertools import islice
 
 import datasets
 import pyarrow as pa
@@ -154,7 +155,7 @@ def test_an_overlong_prompt_is_an_error_or_left_out(tokenizer):
         PromptDataset(rows, tokenizer, max_prompt_length=4)
     dataset = PromptDataset(rows, tokenizer, max_prompt_length=4, filter_overlong=True)
     assert (len(dataset), dataset.num_filtered) == (1, 1)
-    with pytest.raises(DataError, match="all 2 prompts have more than"):
+    with pytest.raises(DataError, match=r"all 2 have more than data.max_prompt_length=1 tokens; raise it, or set"):
         PromptDataset(rows, tokenizer, max_prompt_length=1, filter_overlong=True)
 
 
@@ -334,9 +335,37 @@ def test_a_missing_reasoning_gym_says_how_to_get_it(monkeypatch):
 
 
 def test_prompts_that_are_left_out_are_counted_in_a_warning(tmp_path, caplog):
-    rows = [{**ROW, "prompt": text, "data_source": "reverse_digits"} for text in ("1", "22", "333333")]
-    file = write_jsonl(tmp_path / "rows.jsonl", rows)
-    overrides = [f"data.train_files={file}", "data.max_prompt_length=4", "data.filter_overlong_prompts=true"]
-    config = load_config(overrides=overrides).config
-    assert len(prepare(config, tmp_path).train) == 2
+    rows = [{**ROW, "prompt": text, "data_source": "reverse_digits"} for text in ("1", "22", "333333", "4444444")]
+    train, val = write_jsonl(tmp_path / "train.jsonl", rows[:3]), write_jsonl(tmp_path / "val.jsonl", rows[1:])
+    overrides = [f"data.train_files={train}", f"data.val_files={val}", "data.max_prompt_length=4"]
+    prepared = prepare(load_config(overrides=[*overrides, "data.filter_overlong_prompts=true"]).config, tmp_path)
+    assert (len(prepared.train), len(prepared.val)) == (2, 1)
     assert "1 of 3 training prompts are left out: more than data.max_prompt_length=4 tokens" in caplog.text
+    assert "2 of 3 validation prompts are left out: more than data.max_prompt_length=4 tokens" in caplog.text
+    long = write_jsonl(tmp_path / "long.jsonl", rows[2:])
+    overrides[1] = f"data.val_files={long}"
+    with pytest.raises(DataError, match="validation prompts: all 2 have more than"):
+        prepare(load_config(overrides=[*overrides, "data.filter_overlong_prompts=true"]).config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ([], 60),
+        (["trainer.total_epochs=40"], 120),
+        (["trainer.total_epochs=40", "trainer.total_training_steps=100"], 100),
+        (["trainer.total_epochs=4", "trainer.total_training_steps=100"], 12),
+        (["trainer.total_training_steps=100"], 100),
+    ],
+)
+def test_a_run_is_as_long_as_its_steps_or_epochs_say(tmp_path, overrides, steps):
+    file = write_jsonl(tmp_path / "rows.jsonl", [{**ROW, "prompt": "12", "data_source": "reverse_digits"}] * 5)
+    small = ["data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"data.train_files={file}"]
+    assert prepare(load_config(overrides=[*small, *overrides]).config, tmp_path).total_steps == steps
+
+
+def test_the_sizes_of_batches_are_those_that_are_dealt():
+    loader = PromptLoader(7, batch_size=3, shuffle=True, seed=1)
+    assert (
+        list(islice(loader.batch_sizes(), 7)) == [len(loader.next_batch()) for _ in range(7)] == [3, 3, 1, 3, 3, 1, 3]
+    )

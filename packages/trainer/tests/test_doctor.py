@@ -5,6 +5,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from kapell.protocol import DataProto
 from kapell.trainer.agreement import LARGEST_GAP, disagreements
@@ -82,6 +83,17 @@ def test_a_backend_that_is_not_installed_is_a_finding():
     assert check == "backend"
     assert "did you mean 'local'" in message
     assert "backend.name" in way_out
+
+
+def test_a_reward_model_with_machines_of_its_own_gets_one_worker_here(here, tokenizer):
+    sizes = GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_layer=1, n_head=1, n_positions=64, pad_token_id=0)
+    sizes.num_labels = 1
+    GPT2ForSequenceClassification(sizes).save_pretrained("judge")
+    keys = ["enable=true", "path=judge", "enable_resource_pool=true", "nnodes=2", "n_gpus_per_node=8"]
+    findings = examine(*(f"reward.reward_model.{key}" for key in keys))
+    assert wrong(findings) == []
+    (workers,) = (finding.message for finding in findings if finding.check == "workers")
+    assert "reward_model: 1)" in workers
 
 
 def test_workers_that_cannot_be_created_are_named_each_with_its_own_error(monkeypatch):
@@ -220,6 +232,15 @@ def test_a_run_that_ended_well_has_nothing_wrong(here):
     assert read_failure(here / "run") is None
 
 
+@pytest.mark.parametrize("loggers", ["[]", "[console]"])
+def test_a_run_that_kept_no_numbers_is_not_called_failed(here, loggers):
+    main(["train", *SMALL, f"trainer.logger={loggers}"])
+    findings = list(examine_run(here / "run"))
+    assert wrong(findings) == []
+    (progress,) = (finding.message for finding in findings if finding.check == "progress")
+    assert progress == f"no numbers were kept here: trainer.logger={loggers} is without file"
+
+
 def test_a_failed_run_keeps_its_workers_own_errors_and_the_doctor_shows_them(here, monkeypatch):
     def broken(self):
         raise FloatingPointError("the gradient is NaN")
@@ -295,6 +316,17 @@ def test_numbers_of_a_run_that_show_trouble_are_found(here, records, check, word
     found = wrong(examine_run(here / "run"))
     assert [(name, True) for name, message, _ in found] == [(check, True)], found
     assert words in found[0][1]
+
+
+@pytest.mark.parametrize("values", [(0.0, 1.0), (None, None)])
+def test_scores_that_differ_between_steps_or_are_not_known_are_not_called_one_score(here, values):
+    (here / "run").mkdir()
+    (here / "run" / "config.yaml").write_text(load_config(overrides=SMALL).to_yaml())
+    records = [
+        record(step, critic__score__max=value, critic__score__min=value) for step, value in enumerate(values, start=1)
+    ]
+    (here / "run" / "metrics.jsonl").write_text("".join(json.dumps(values) + "\n" for values in records))
+    assert "rewards" not in [finding.check for finding in examine_run(here / "run")]
 
 
 def test_a_folder_that_is_no_run_is_a_finding_and_no_folder_an_error(here):

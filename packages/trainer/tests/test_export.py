@@ -7,10 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer, GenerationConfig
 
 from kapell.trainer.cli import main
-from kapell.trainer.models import build_value_model, load_config_of
+from kapell.trainer.config import OptimConfig
+from kapell.trainer.engine import TrainEngine
+from kapell.trainer.models import build_policy, build_value_model, end_token_ids, load_config_of, new_model_config
+from kapell.trainer.role_checkpoint import HUGGINGFACE, save_role
+from kapell.trainer.tokenizer import build_character_tokenizer
 
 resume_runs = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("resume_runs.py"))))
 
@@ -66,6 +70,44 @@ def test_the_critic_can_be_read_as_a_critic_again(run, tmp_path):
     critic = build_value_model(load_config_of(tmp_path / "critic"), folder=tmp_path / "critic")
     assert model.config.num_labels == 1
     assert torch.equal(critic(torch.tensor([[3, 4]])).logits, model.eval()(torch.tensor([[3, 4]])).logits)
+
+
+def test_an_export_ends_its_responses_with_the_tokens_of_the_model_that_was_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    resume_runs.write_files(tmp_path)
+    tokenizer = build_character_tokenizer("+0123456789")
+    model = build_policy(new_model_config(tokenizer, hidden_size=16, num_hidden_layers=1, max_length=32))
+    model.save_pretrained("base")
+    tokenizer.save_pretrained("base")
+    Path("base/generation_config.json").write_text(
+        json.dumps({"eos_token_id": [3, 4], "top_p": 0.9, "do_sample": True})
+    )
+    resume_runs.run(tmp_path / "run", ["actor_rollout_ref.model.path=base", "trainer.total_training_steps=2"])
+    export("run", "out")
+    ends = [end_token_ids(tokenizer, folder) for folder in ("base", "run/model", "out")]
+    assert ends == [(1, 3, 4)] * 3
+    first, second = (GenerationConfig.from_pretrained(folder) for folder in ("run/model", "out"))
+    assert first == second
+    assert second.top_p == 0.9
+    without_generation_config(Path("run/global_step_2"))
+    export("run", "older")
+    assert end_token_ids(tokenizer, "older") == (1,)
+
+
+def test_a_checkpoint_keeps_settings_of_generation_that_go_badly_together(tmp_path, policy):
+    policy.generation_config = GenerationConfig(do_sample=False, temperature=0.6, eos_token_id=[3, 4])
+    records = save_role(tmp_path, TrainEngine(policy, OptimConfig()), {}, rank=0)
+    assert f"{HUGGINGFACE}/generation_config.json" in records
+    assert GenerationConfig.from_pretrained(tmp_path / HUGGINGFACE).eos_token_id == [3, 4]
+
+
+def without_generation_config(checkpoint):
+    """Make it one of the time when checkpoints had none."""
+    name = "actor/huggingface/generation_config.json"
+    (checkpoint / name).unlink()
+    manifest = json.loads((checkpoint / "checkpoint.json").read_text())
+    del manifest["files"][name]
+    (checkpoint / "checkpoint.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,20 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, GenerationConfig
 
-from kapell.trainer.models import build_policy, build_value_model, load_config_of, new_model_config
+from kapell.trainer.models import build_policy, build_value_model, end_token_ids, load_config_of, new_model_config
+
+
+@pytest.mark.parametrize(
+    ("own", "ends"), [({}, (1,)), ({"eos_token_id": 3}, (1, 3)), ({"eos_token_id": [3, 4]}, (1, 3, 4))]
+)
+def test_a_response_ends_with_the_tokenizers_token_and_those_of_the_model(tokenizer, policy, tmp_path, own, ends):
+    policy.generation_config = GenerationConfig(**own)
+    policy.save_pretrained(tmp_path)
+    assert end_token_ids(tokenizer, tmp_path) == ends
+    (tmp_path / "generation_config.json").unlink()
+    assert end_token_ids(tokenizer, tmp_path) == end_token_ids(tokenizer, None) == (1,)
 
 
 def loss_and_gradients(model, vocabulary):

@@ -1,6 +1,10 @@
+import json
+from collections import Counter
+
 import pytest
 import torch
 
+from kapell.trainer.build import train
 from kapell.trainer.config import OptimConfig
 from kapell.trainer.config_load import ConfigError, load_config
 from kapell.trainer.inactive import inactive_keys
@@ -119,8 +123,41 @@ def test_other_schedules_are_those_of_transformers():
 def test_warm_up_is_a_number_of_steps_or_a_share_of_all():
     expected = [learning_rate_factor(s, shape="linear", warmup_steps=4, total_steps=8, min_ratio=0.0) for s in range(8)]
     assert rates(OptimConfig(lr=1.0, lr_scheduler_type="linear", lr_warmup_steps=4)) == expected
-    assert rates(OptimConfig(lr=1.0, lr_scheduler_type="linear", lr_warmup_steps_ratio=0.5)) == expected
+    for steps in (0, -1):
+        share = OptimConfig(lr=1.0, lr_scheduler_type="linear", lr_warmup_steps=steps, lr_warmup_steps_ratio=0.5)
+        assert rates(share) == expected
     assert rates(OptimConfig(lr=1.0, lr_scheduler_type="linear")) != expected
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=3"],
+        ["data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=2"],
+        ["data.train_batch_size=2", "trainer.critic_warmup=2", "critic.ppo_epochs=2"],
+        ["data.train_batch_size=2", "trainer.critic_warmup=2", "algorithm.adv_estimator=grpo"],
+        ["data.train_batch_size=2", "trainer.critic_warmup=9"],
+    ],
+)
+def test_a_schedule_plans_for_as_many_steps_as_a_run_makes(tmp_path, one_small_step, monkeypatch, overrides):
+    planned, made = Counter(), Counter()
+
+    def watched(optimizer, config, *, total_steps):
+        schedule = build_schedule(optimizer, config, total_steps=total_steps)
+        planned[config.lr] = total_steps
+        step = schedule.step
+        monkeypatch.setattr(schedule, "step", lambda: (made.update([config.lr]), step()))
+        return schedule
+
+    monkeypatch.setattr("kapell.trainer.engine.build_schedule", watched)
+    row = {"data_source": "reverse_digits", "prompt": "12", "reward_model": {"ground_truth": "21"}}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 7)
+    actor, critic = (f"{role}.optim.lr_scheduler_type=linear" for role in ("actor_rollout_ref.actor", "critic"))
+    rates = ["actor_rollout_ref.actor.optim.lr=0.01", "critic.optim.lr=0.02"]
+    own = [actor, critic, *rates, f"data.train_files={tmp_path / 'rows.jsonl'}", "trainer.total_training_steps=5"]
+    config = load_config(overrides=[*one_small_step, "algorithm.adv_estimator=gae", *own, *overrides]).config
+    train(prepare(config, tmp_path), tmp_path / "run")
+    assert planned == made
 
 
 def test_values_that_an_optimizer_does_not_take_have_no_effect_and_say_so():

@@ -116,6 +116,29 @@ def test_remax_has_the_stage_of_its_greedy_baseline():
     assert {call.method for call in stage(found, "gen_max").calls} == {"generate_sequences"}
 
 
+_TERMS = ["reward.terms.right.type=function", "reward.terms.brief.type=remote"]
+_MINE = ["reward.custom_reward_function.path=mine.py"]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights"),
+    [
+        ([], [1]),
+        (_TERMS, [1, 2]),
+        (_MINE, [1]),
+        (REWARD_MODEL, [1]),
+        ([*_MINE, *REWARD_MODEL], [1, 2]),
+        ([*_TERMS, *REWARD_MODEL], [1, 2, 3]),
+    ],
+)
+def test_the_step_in_small_has_as_many_rewards_as_the_run(rewards, weights):
+    gdpo = ["algorithm.adv_estimator=gdpo", f"algorithm.adv_options.component_weights={weights}"]
+    assert stage(plan(*gdpo, *rewards), "adv").made
+    other = [gdpo[0], f"algorithm.adv_options.component_weights={[*weights, 1]}"]
+    with pytest.raises(ValueError, match=f"{len(weights) + 1} component_weights for {len(weights)} reward components"):
+        plan(*other, *rewards)
+
+
 def test_an_update_sends_only_what_the_loss_reads():
     (update,) = stage(plan(), "update_actor").calls
     assert set(update.reads) == {
@@ -132,6 +155,33 @@ def test_a_key_that_was_set_and_does_nothing_is_listed_with_what_it_needs():
         ("actor_rollout_ref.actor.kl_loss_coef", 0.5, "needs actor_rollout_ref.actor.use_kl_loss=true"),
         ("critic.grad_clip", 1.0, "needs algorithm.adv_estimator=gae"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], (3, False, "seq-mean-token-mean")),
+        (["critic.ppo_epochs=1", "critic.shuffle=true", "critic.loss_agg_mode=token-mean"], (1, True, "token-mean")),
+    ],
+)
+def test_the_critic_is_updated_as_the_actor_where_it_says_nothing(tmp_path, overrides, expected):
+    actor = ("ppo_epochs=3", "shuffle=false", "loss_agg_mode=seq-mean-token-mean")
+    keys = [*SMALL, "algorithm.adv_estimator=gae", *(f"actor_rollout_ref.actor.{key}" for key in actor), *overrides]
+    prepared = prepare(load_config(overrides=keys).config, tmp_path)
+    with worker_groups(prepared) as groups:
+        stages = build_stages(prepared, groups, tmp_path)
+    plan = stages.value_plan
+    assert (plan.epochs, plan.shuffle, stages.value_objective.loss_agg_mode) == expected
+    assert (stages.policy_plan.epochs, stages.policy_plan.shuffle) == (3, False)
+
+
+def test_a_warm_up_of_a_critic_that_there_is_none_of_does_nothing_and_says_so():
+    found = load_config(overrides=["trainer.critic_warmup=20"])
+    assert [key.key for key in inactive_settings(found)] == ["trainer.critic_warmup"]
+    assert found.config.actor_warmup == 0
+    found = load_config(overrides=["trainer.critic_warmup=20", "algorithm.adv_estimator=gae"])
+    assert inactive_settings(found) == []
+    assert found.config.actor_warmup == 20
 
 
 @pytest.mark.parametrize(
@@ -308,7 +358,7 @@ def test_keys_of_roles_that_need_others_are_read_when_these_are_built(reads, tmp
 
 
 def test_the_command_shows_mode_roles_stages_and_keys_without_effect(capsys):
-    main(["plan", "algorithm.adv_estimator=rloo", "actor_rollout_ref.actor.kl_loss_type=k2"])
+    main(["plan", "backend=local", "algorithm.adv_estimator=rloo", "actor_rollout_ref.actor.kl_loss_type=k2"])
     shown = re.sub(r"[\s│]+", "", capsys.readouterr().out)
     for part in (
         "kapell.trainer.steps.group_step:algorithm.adv_estimator=rlooneedsnovalues,sothereisnocritic",
@@ -379,15 +429,24 @@ def test_a_checkpoint_a_folder_or_a_logger_that_would_end_the_run_is_in_the_plan
     assert re.search(words, found.obstacle)
 
 
+@pytest.mark.parametrize("options", [[], ["backend.options.address=here"]])
+def test_a_backend_that_is_not_installed_is_in_the_plan(files, options):
+    found = plan_run(load_config(overrides=["backend.name=locl", *options]))
+    assert found.obstacle is not None
+    assert "no backend 'locl' is installed" in found.obstacle
+    assert "did you mean 'local'?" in found.obstacle
+    assert found.stages
+
+
 def test_a_plan_makes_no_folder(files):
-    assert plan_run(load_config(overrides=["trainer.default_local_dir=new"])).obstacle is None
+    assert plan_run(load_config(overrides=["backend=local", "trainer.default_local_dir=new"])).obstacle is None
     assert not (files / "new").exists()
 
 
 def test_a_plan_without_an_obstacle_has_none(files):
-    assert plan().obstacle is None
+    assert plan("backend=local").obstacle is None
     assert plan_run(load_config(overrides=["data.train_files=rows.jsonl", f"{REWARD}.path=mine.py"])).obstacle
-    sound = ["data.train_files=rows.jsonl", f"{REWARD}.path=mine.py", f"{REWARD}.name=scored"]
+    sound = ["backend=local", "data.train_files=rows.jsonl", f"{REWARD}.path=mine.py", f"{REWARD}.name=scored"]
     assert plan_run(load_config(overrides=sound)).obstacle is None
 
 

@@ -152,8 +152,9 @@ def test_a_run_may_be_longer_than_planned_and_says_what_changed(trained):
     assert summary.steps == 8
     lines = records(trained)
     assert [line["step"] for line in lines] == list(range(9))
-    assert lines[7]["actor/lr"] == pytest.approx(0.001 * lines[6]["actor/lr"] / 0.002, rel=2)
-    assert lines[7]["actor/lr"] <= 0.001
+    rates = [line["actor/lr"] for line in lines[5:]]
+    assert rates[0] > rates[1] < rates[2] > rates[3]  # what was planned as the end is not the end
+    assert 0.0 <= rates[3] < rates[2] < 0.001
 
 
 def test_another_run_begins_at_a_checkpoint_by_its_path(trained, here):

@@ -1,6 +1,7 @@
 """Models that do not fit a run are refused when it is prepared, before any worker starts."""
 
 import json
+import os
 import re
 from functools import partial
 
@@ -14,6 +15,7 @@ from kapell.trainer.config_load import load_config
 from kapell.trainer.models import build_policy, new_model_config, num_positions
 from kapell.trainer.reward_model import RewardModelWorker, build_reward_model
 from kapell.trainer.tokenizer import build_character_tokenizer
+from kapell.trainer.trainer import Trainer
 from kapell.workergroup import ClassWithInitArgs, WorkerFailedError, load_backend
 
 MODEL = "actor_rollout_ref.model"
@@ -48,6 +50,31 @@ def saved_reward_model(folder, num_positions):
     GPT2ForSequenceClassification(sizes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def test_folders_are_found_from_wherever_a_worker_runs(prepared, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("policy", "critic", "reference"):
+        saved(tmp_path / name, LONGEST)
+    made = prepared(
+        f"{MODEL}.path=policy",
+        "critic.model.path=critic",
+        "actor_rollout_ref.ref.model.path=reference",
+        GAE,
+        "algorithm.use_kl_in_reward=true",
+    )
+    monkeypatch.chdir("/")
+    for build in (made.build_policy, made.build_critic, made.build_reference):
+        assert build().config.n_positions == LONGEST
+
+
+def test_the_last_model_is_saved_where_the_controller_runs(prepared, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = prepared()
+    monkeypatch.setattr(Trainer, "fit", lambda self: os.chdir("/"))  # as if the workers had been started there
+    (tmp_path / "run").mkdir()
+    train(made, "run")
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "opt"])

@@ -9,7 +9,7 @@ from kapell.trainer.data import pad_left
 from kapell.trainer.forward import policy_forward
 from kapell.trainer.models import build_policy, new_model_config
 from kapell.trainer.rollout_engine import RolloutRequest, SamplerEngine
-from kapell.trainer.sampler import Sampling, filter_logits, sample, sample_streams
+from kapell.trainer.sampler import Sampling, _choose, filter_logits, sample, sample_streams
 
 PROMPTS = [[3, 4, 5, 6, 2], [7, 8, 2], [7, 8, 2], [7, 8, 2], [9, 2]]
 LENGTH = 6
@@ -179,6 +179,14 @@ def test_samples_follow_the_distribution(policy):
 def test_top_k_and_top_p_keep_the_most_probable(options, kept):
     logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
     assert filter_logits(logits, **options).isfinite()[0].nonzero()[:, 0].tolist() == kept
+
+
+def test_logits_in_half_precision_are_drawn_from_as_their_log_probs_say(policy):
+    logits = torch.tensor([[17.25, 17.125, 9.0]], dtype=torch.bfloat16)
+    uniforms = torch.linspace(0, 1, 20_001, dtype=torch.float64)[:-1]
+    drawn = _choose(logits.expand(len(uniforms), -1), Sampling(temperature=0.7), uniforms)
+    shares = drawn.bincount(minlength=3) / len(uniforms)
+    torch.testing.assert_close(shares, (logits[0].float() / 0.7).softmax(-1), rtol=0, atol=1e-4)
 
 
 def test_no_rows_give_no_rows(policy):

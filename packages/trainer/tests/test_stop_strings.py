@@ -3,11 +3,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from kapell.trainer.build import prepare
 from kapell.trainer.config_load import ConfigError, load_config
 from kapell.trainer.data import pad_left
 from kapell.trainer.rollout_engine import RolloutRequest, SamplerEngine
 from kapell.trainer.sampler import Sampling
-from kapell.trainer.stop_strings import StopStrings
+from kapell.trainer.stop_strings import StopStrings, check_stop_strings
 
 LENGTH = 8
 
@@ -42,6 +43,14 @@ def test_only_as_many_tokens_are_decoded_as_can_matter(byte_tokenizer, monkeypat
     )
     assert StopStrings(["x"], byte_tokenizer).found(torch.ones((1, 500), dtype=torch.long)).tolist() == [False]
     assert lengths == [5]
+
+
+def test_a_string_with_a_special_token_is_refused_since_it_would_never_come(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"'1<eos>' never comes.*generation_config\.json"):
+        check_stop_strings(["2", "1<eos>"], tokenizer)
+    config = load_config(overrides=["actor_rollout_ref.rollout.stop=['<eos>']"]).config
+    with pytest.raises(ValueError, match="'<eos>' never comes"):
+        prepare(config, tmp_path)
 
 
 def request_for(tokenizer, *stop, num_rows=32):

@@ -122,6 +122,13 @@ def test_every_step_is_trained_once_and_validated_when_due(dataset, total_steps,
     assert recorder.summary.steps == total_steps
 
 
+def test_throughput_is_of_one_worker(dataset):
+    recorder, *_ = run(dataset, num_workers=4)
+    for _, metrics in recorder.records[1:]:
+        tokens, seconds = metrics["perf/total_num_tokens"], metrics["perf/time_per_step"]
+        assert metrics["perf/throughput"] == pytest.approx(tokens / seconds / 4)
+
+
 @pytest.mark.parametrize(("save_freq", "saves"), [(2, [2, 3]), (1, [1, 2, 3]), (3, [3]), (-1, []), (0, [])])
 def test_the_model_is_saved_when_due_and_after_the_last_step(dataset, save_freq, saves):
     assert run(dataset, save_freq=save_freq)[4] == saves

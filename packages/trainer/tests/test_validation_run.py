@@ -45,6 +45,20 @@ def test_two_samples_with_the_same_text_are_two_groups():
     assert numbers["val-core/math/acc/mean@2"] == 0.25
 
 
+@pytest.mark.parametrize("name", ["pred", "judge/pred"])
+def test_a_majority_is_of_what_a_reward_read_and_else_of_responses(name):
+    read = [sample("0", 1.0, response="so 4", **{name: "4"}), sample("0", 1.0, response="it is 4", **{name: "4"})]
+    read.append(sample("0", 0.0, response="it is 5", **{name: "5"}))
+    unread = [sample("1", 0.0, source="code", response=text, **{name: None}) for text in ("a", "b", "b")]
+    numbers = values([*read, *unread])
+    one_vote = values([sample("0", score, response="same") for score in (1.0, 1.0, 0.0)])
+    by_response = values([sample("1", 0.0, source="code", response=text) for text in ("a", "b", "b")])
+    assert numbers["val-core/math/acc/maj@3/mean"] > one_vote["val-core/math/acc/mean@3"]
+    assert {key: value for key, value in numbers.items() if "/code/" in key and "reward" not in key} == {
+        key: value for key, value in by_response.items() if "/code/" in key and "reward" not in key
+    }
+
+
 def test_the_same_id_in_two_data_sources_is_two_groups():
     numbers = values([sample("0", 1.0), sample("0", 0.0, source="code")])
     assert numbers["val-core/math/acc/mean@1"] == 1.0
@@ -162,6 +176,17 @@ def test_generations_are_written_per_step_by_verls_keys(tmp_path):
         "length": 3,
     }
     assert len((tmp_path / "val" / "3.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_responses_of_another_run_are_not_written_over(tmp_path):
+    files = GenerationFiles(rollouts=tmp_path / "rollouts")
+    files.require_unused()
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "rows.jsonl").touch()
+    files.require_unused()
+    files.on_rollouts(3, [sample("4", 0.0)])
+    with pytest.raises(FileExistsError, match=r"rollouts holds the responses of another run.*rollout_data_dir"):
+        files.require_unused()
 
 
 def test_rows_of_training_are_made_only_for_those_who_want_them():

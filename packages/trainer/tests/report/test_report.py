@@ -96,6 +96,16 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
+def test_greedy_responses_are_time_of_the_rollout():
+    rows = time_by_role({"gen": [1.0, 1.0], "gen_max": [2.0, 1.0], "adv": [0.5, 0.5]})
+    assert [(row.role, row.stage, row.seconds) for row in rows] == [
+        ("rollout", "", 5.0),
+        ("rollout", "gen_max", 3.0),
+        ("rollout", "gen", 2.0),
+        ("controller", "", 1.0),
+    ]
+
+
 def test_the_page_has_all_parts_and_loads_nothing(run_folder):
     html = render_report([load_run(run_folder())])
     page = Page(html)

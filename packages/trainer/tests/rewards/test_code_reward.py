@@ -28,6 +28,37 @@ def test_the_score_is_the_share_of_tests_passed():
     assert score("def add(a, b): return abs(a) + b", ADD_TESTS)["score"] == pytest.approx(2 / 3)
 
 
+CODE = "def add(a, b): return a + b\n"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        CODE,
+        f"```\n{CODE}```",
+        f"```Python3\r\n{CODE}```\n",
+        f"Here: ```py\n{CODE}```",
+        f"``` python title=add.py\n{CODE}```",
+        f"> ```python\n{CODE}```",
+        f"```python\n{CODE}",
+        f"```python\n{CODE}```\nOutput:\n```text\n3\n```\n",
+        f"```python\n{CODE}```\nOutput:\n```\n3\n```\n",
+        f"```bash\nls\n```\nThen:\n```python\n{CODE}```\nDone.",
+        f"```bash\nls\n```\nThen:\n```\n{CODE}```\nDone.",
+        f"```python\nfirst\n```\nBetter:\n```python\n{CODE}```",
+        f"The code is ```short``` and\n```python\n{CODE}```",
+    ],
+)
+def test_code_is_found_among_other_blocks(response):
+    assert extract_code(response).strip() == CODE.strip()
+
+
+@pytest.mark.parametrize("arguments", ["abc", "1\n2", {"a": 1}, 5, None])
+def test_arguments_that_are_no_list_are_an_error_of_the_row(arguments):
+    with pytest.raises(RewardError, match=r"the inputs of f are lists of arguments, such as \[1, 2\]"):
+        score("def f(*a): return a", {"fn_name": "f", "inputs": [arguments], "outputs": [1]})
+
+
 def test_a_syntax_error_scores_zero_and_is_no_failure_of_the_reward():
     assert score("def add(a, b) return", ADD_TESTS)["score"] == 0.0
 
@@ -131,7 +162,8 @@ def test_tests_that_cannot_be_read_are_errors_not_zeros(tests, message):
 
 
 def test_the_last_fenced_block_counts_and_an_unfinished_one_too():
-    assert extract_code("```py\na\n```\ntext\n```\nb\n```") == "b\n"
+    assert extract_code("```py\na\n```\ntext\n```py\nb\n```") == "b\n"
+    assert extract_code("```\na\n```\ntext\n```\nb\n```") == "b\n"
     assert extract_code("```python\nx = 1") == "x = 1"
     assert extract_code("x = 1") == "x = 1"
 

@@ -197,6 +197,16 @@ def test_a_service_that_hangs_is_an_error_after_the_timeout():
         release.set()
 
 
+def test_an_answer_that_breaks_off_is_asked_for_again():
+    def respond(number, rows, headers):
+        status, answer, _ = good(number, rows, headers)
+        return status, answer, {"Content-Length": "1000"} if number == 1 else {}
+
+    with service(respond) as (url, requests):
+        assert scores(url, rows_of(2), retries=1) == [0.0, 1.0]
+    assert len(requests) == 2
+
+
 def test_one_failed_batch_leaves_the_others_their_scores_under_a_fallback():
     def respond(number, rows, headers):
         return (400, "no", {}) if rows[0]["solution_str"] == "xx" else good(number, rows, headers)

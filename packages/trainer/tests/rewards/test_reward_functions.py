@@ -281,6 +281,38 @@ def test_async_rows_have_their_own_limits_and_errors():
         total(function, rows, timeout=0.2)
 
 
+@pytest.mark.parametrize("timeout", [None, 30])
+def test_a_time_out_or_a_cancelled_task_within_an_async_function_is_a_failure_of_its_row(timeout):
+    async def function(data_source, solution, truth, extra):
+        if solution == "late":
+            raise TimeoutError("of a connection")
+        if solution == "cancelled":
+            task = asyncio.create_task(asyncio.sleep(60))
+            task.cancel()
+            await task
+        return 1
+
+    rows = rows_of("a", "late", "cancelled", "b")
+    outcomes = list(FunctionReward(function=function, timeout=timeout)(rows))
+    assert outcomes[0] == outcomes[3] == RowScore(1.0)
+    assert "failed for row 1" in str(outcomes[1])
+    assert "TimeoutError: of a connection" in str(outcomes[1])
+    assert "CancelledError" in str(outcomes[2])
+    assert not any(isinstance(outcome, RewardTimeoutError) for outcome in outcomes)
+    assert total(function, rows, timeout=timeout, fallback=0.0).scores == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_an_async_function_that_turns_the_end_of_its_time_into_another_error_was_late():
+    async def function(data_source, solution, truth, extra):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise ConnectionError("closed") from None
+
+    with pytest.raises(RewardTimeoutError, match=r"more than 0\.2 s for row 0"):
+        total(function, rows_of("a"), timeout=0.2)
+
+
 def test_an_async_function_that_blocks_is_found_out_and_the_next_batch_works(monkeypatch):
     monkeypatch.setattr(reward_functions, "_LOOP_GRACE_SECONDS", 0.2)
     stop = threading.Event()

@@ -1,6 +1,7 @@
 """What model-written code can and cannot do; each hostile program here would succeed in a plain subprocess."""
 
 import os
+import resource
 import socket
 import sys
 import threading
@@ -154,6 +155,46 @@ def test_the_parent_cannot_be_signalled_or_traced():
     assert "PermissionError" in result.stderr
     trace = "import ctypes, os; print(ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0))"
     assert run_python(trace).stdout == "-1\n"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
+        "resource.prlimit(os.getppid(), resource.RLIMIT_CPU)",
+        "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+        "os.sched_setaffinity(os.getppid(), {0})",
+        "os.sched_setscheduler(os.getppid(), os.SCHED_BATCH, os.sched_param(0))",
+        "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+        "fcntl.fcntl(os.pipe()[0], 10, 9)",
+        "os.pidfd_open(os.getppid())",
+    ],
+)
+def test_limits_and_priorities_of_others_cannot_be_changed(call):
+    before = resource.getrlimit(resource.RLIMIT_CPU), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
+    assert "PermissionError" in run_python(f"import fcntl, os, resource\n{call}").stderr
+    assert before == (
+        resource.getrlimit(resource.RLIMIT_CPU),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        os.sched_getaffinity(0),
+    )
+
+
+def test_its_own_limits_can_be_read_and_lowered():
+    code = "import fcntl, os, resource\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))\n"
+    code += "print(resource.getrlimit(resource.RLIMIT_STACK)[0], fcntl.fcntl(0, fcntl.F_GETFL) >= 0)"
+    assert run_python(code).stdout == "1048576 True\n"
+
+
+@pytest.mark.parametrize(("version", "closes"), [(0, False), (1, False), (2, False), (3, True), (6, True)])
+def test_files_count_as_closed_only_where_they_cannot_be_emptied_either(tmp_path, version, closes):
+    class Kernel:
+        def syscall(self, number, *arguments):
+            if number != 444:
+                return 0
+            return version if arguments[0] is None else os.open(os.devnull, os.O_RDONLY)
+
+    assert sandbox_child._landlock(Kernel(), str(tmp_path), []) is closes
 
 
 def test_a_server_on_this_machine_cannot_be_reached():

@@ -93,3 +93,38 @@ def test_rows_that_fail_are_counted_in_metrics():
     metrics = {name: metric.value for name, metric in metrics_of(result).items()}
     assert (metrics["reward/errors"], metrics["reward/right/errors"], metrics["reward/length/errors"]) == (1, 1, 0)
     assert result.column("exact_match").tolist() == [1.0, 0.0]
+
+
+def test_tokens_that_the_mask_leaves_out_on_the_way_are_part_of_the_text_and_the_score_lies_after_them():
+    batch = batch_of("12993", "45", truths=["12993", "0"])
+    batch.batch["response_mask"] = torch.tensor([[1, 1, 0, 0, 1, 1], [0, 1, 1, 0, 0, 0]])
+    result = score(batch, ("length", length, 1.0))
+    assert result.non_tensor_batch["solution_str"].tolist() == ["12993", "45"]
+    assert result.column("rm_scores").tolist() == [[0.0] * 5 + [5.0], [0.0, 0.0, 2.0, 0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("width", [0, 3])
+def test_a_row_without_any_token_is_refused(width):
+    batch = batch_of("12", "34", truths=["12", "34"])
+    mask = batch.batch["response_mask"][:, :width] * torch.tensor([[1], [0]])
+    batch.batch["response_mask"], batch.batch["responses"] = mask, batch.batch["responses"][:, :width]
+    with pytest.raises(ValueError, match=rf"row {1 if width else 0} has an empty response"):
+        score(batch, ("length", length, 1.0))
+
+
+def test_what_a_reward_returns_under_the_name_of_a_count_is_kept_beside_the_count():
+    def strict(source, solution, truth, extra):
+        if not solution:
+            raise ValueError("empty")
+        return {"score": 1.0, "errors": 7}
+
+    def metrics(*terms):
+        result = score(batch_of("1", "", truths=["1", "1"]), *terms, fallback=0.0)
+        return {name: metric.value for name, metric in metrics_of(result).items()}
+
+    found = metrics(("strict", strict, 1.0))
+    assert found == {"reward/errors": 1, "reward/errors_returned": 7, "reward/exact_match": 0.5}
+    found = metrics(("errors", strict, 1.0), ("exact_match", strict, 1.0))
+    assert (found["reward/errors"], found["reward/errors_returned"]) == (2, 0.5)
+    assert (found["reward/errors/errors"], found["reward/errors/errors_returned"]) == (1, 7)
+    assert (found["reward/exact_match"], found["reward/exact_match_returned"]) == (0.5, 0.5)

@@ -43,11 +43,12 @@ def train(
     ``resume`` says where to begin; None for what ``trainer.resume_mode`` finds. Raises `RunFolderInUseError` where
     another process trains in the folder.
     """
+    folder = Path(folder).absolute()  # workers may have another working directory
     with lock_run_folder(folder):
         return _train(prepared, folder, hooks, resume or find_resume(prepared.config, folder))
 
 
-def _train(prepared: Prepared, folder: str | Path, hooks: Sequence[Hook], resume: Resume) -> RunSummary:
+def _train(prepared: Prepared, folder: Path, hooks: Sequence[Hook], resume: Resume) -> RunSummary:
     trainer_config, rollout = prepared.config.trainer, prepared.config.actor_rollout_ref.rollout
     if resume.checkpoint is not None:
         check_tokenizer(resume.checkpoint, prepared.tokenizer)
@@ -70,6 +71,7 @@ def _train(prepared: Prepared, folder: str | Path, hooks: Sequence[Hook], resume
             save_freq=trainer_config.save_freq,
             hooks=hooks,
             strict_hooks=trainer_config.strict_hooks,
+            num_workers=policy.world_size,
         )
         if resume.checkpoint is not None:
             state = checkpoints.load(resume.checkpoint)
@@ -82,8 +84,8 @@ def _train(prepared: Prepared, folder: str | Path, hooks: Sequence[Hook], resume
         for place in store.continue_from(resume.step):
             _logger.warning("a checkpoint of a later step is set aside: %s", place)
         summary = trainer.fit()
-        policy.save_model(str(Path(folder) / "model"))
-        prepared.tokenizer.save_pretrained(Path(folder) / "model")
+        policy.save_model(str(folder / "model"))
+        prepared.tokenizer.save_pretrained(folder / "model")
     return summary
 
 
@@ -106,7 +108,7 @@ def _checkpoints(
 
 def _sampling(config: SamplingConfig, stop: Sequence[str]) -> Sampling:
     return Sampling(
-        temperature=config.temperature,
+        temperature=config.temperature or 1.0,  # 0 is allowed where nothing is drawn
         top_k=config.top_k,
         top_p=config.top_p,
         do_sample=config.do_sample,
@@ -171,7 +173,7 @@ def build_stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: 
         ),
         value_objective=ValueObjective(
             cliprange_value=config.critic.cliprange_value,
-            loss_agg_mode=config.critic.loss_agg_mode,
+            loss_agg_mode=config.critic.loss_agg_mode or actor.loss_agg_mode,
             max_response_length=length,
         ),
         value_plan=replace(update_plan(config.critic, actor, sizes.critic), balance=config.trainer.balance_batch),
@@ -182,6 +184,6 @@ def build_stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: 
         ref_micro_batches=sizes.ref,
         value_micro_batches=sizes.values,
         balance_batch=config.trainer.balance_batch,
-        critic_warmup=config.trainer.critic_warmup,
+        critic_warmup=config.actor_warmup,
         seed=config.trainer.seed,
     )

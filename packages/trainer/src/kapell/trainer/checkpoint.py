@@ -59,12 +59,14 @@ class Manifest:
 class CheckpointStore:
     """The checkpoints in a run's folder.
 
-    ``keep`` is how many of the newest stay (None: all of them); the ``best`` stays besides.
+    ``keep`` is how many of the newest stay (None or -1: all of them); the ``best`` stays besides.
     """
 
     def __init__(self, folder: str | Path, *, keep: int | None = None, best: BestCheckpoint | None = None) -> None:
+        if keep is not None and keep < 1 and keep != -1:
+            raise ValueError(f"keep is how many checkpoints stay, at least 1, or None or -1 for all; got {keep}")
         self._folder = Path(folder)
-        self._keep = keep
+        self._keep = None if keep == -1 else keep
         self._best = best
 
     def folder_of(self, step: int) -> Path:

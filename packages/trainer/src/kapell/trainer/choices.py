@@ -40,7 +40,7 @@ def check_algorithms(config: Config) -> None:
         ("actor_rollout_ref.actor.policy_loss.loss_mode", get_policy_loss, actor.policy_loss.loss_mode),
         ("actor_rollout_ref.actor.loss_agg_mode", Aggregation, actor.loss_agg_mode),
         ("actor_rollout_ref.actor.kl_loss_type", KLKind, actor.kl_loss_type),
-        ("critic.loss_agg_mode", Aggregation, config.critic.loss_agg_mode),
+        ("critic.loss_agg_mode", Aggregation, config.critic.loss_agg_mode or actor.loss_agg_mode),
     ):
         try:
             look_up(name)

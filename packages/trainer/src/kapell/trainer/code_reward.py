@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,11 @@ from .sandbox import SandboxLimits, run_python
 
 __all__ = ["CallTests", "CodeReward", "ProgramTests", "extract_code", "parse_tests"]
 
-_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+# A fence of any language, so that its end is not taken for the beginning of the next one.
+_FENCE = re.compile(
+    r"(?:^[ \t>]*```|```(?=py))[ \t]*([^\s`]*)[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE | re.MULTILINE
+)
+_PYTHON = re.compile(r"py(thon)?[\d.]*", re.IGNORECASE)
 _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 _MAX_LONGER = 1000  # characters that another spelling of an equal value may take on top of four times as many
 
@@ -94,13 +98,15 @@ class CodeReward:
 
 
 def extract_code(response: str) -> str:
-    """The last fenced block of a response, or all of it where there is none.
+    """The last fenced block that is marked as Python, else the last that is not marked, else the whole response.
 
     >>> extract_code("Here:\\n```python\\nx = 1\\n```\\nDone.")
     'x = 1\\n'
     """
     blocks = _FENCE.findall(response)
-    return blocks[-1] if blocks else response
+    python = [code for label, code in blocks if _PYTHON.fullmatch(label)]
+    code = python or [code for label, code in blocks if not label]
+    return code[-1] if code else response
 
 
 def parse_tests(ground_truth: Any) -> ProgramTests | CallTests:
@@ -142,6 +148,9 @@ def _from_pairs(tests: Mapping[str, Any]) -> ProgramTests | CallTests:
         ast.parse(str(name), mode="eval")
     except SyntaxError:
         raise ValueError(f"fn_name {name!r} is neither a name nor an expression like Solution().solve") from None
+    for arguments in inputs:
+        if isinstance(arguments, str | bytes | Mapping) or not isinstance(arguments, Iterable):
+            raise ValueError(f"the inputs of {name} are lists of arguments, such as [1, 2], got {arguments!r}")
     return CallTests(tuple(f"{name}(*{list(arguments)!r})" for arguments in inputs), tuple(map(repr, outputs)))
 
 

@@ -218,6 +218,11 @@ class Config:
                 )
 
     @property
+    def actor_warmup(self) -> int:
+        """First steps in which only the critic learns, where there is one."""
+        return self.trainer.critic_warmup if self.use_critic else 0
+
+    @property
     def use_critic(self) -> bool:
         """Whether the run has a value model."""
         return self.algorithm.adv_estimator == "gae"

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from .config import Config
-from .nested import plain
+from .nested import to_yaml
 
 __all__ = ["ConfigError", "ResolvedConfig", "load_config"]
 
@@ -45,11 +45,11 @@ class ResolvedConfig:
 
     def to_yaml(self) -> str:
         """The whole configuration as YAML, which `load_config` reads back."""
-        return yaml.safe_dump(plain(self.values), sort_keys=False)
+        return to_yaml(self.values)
 
     def origins_to_yaml(self) -> str:
         """Where each value came from that is no default, by its dotted key."""
-        return yaml.safe_dump(dict(self.origins), sort_keys=False)
+        return to_yaml(self.origins)
 
     def leaves(self) -> Iterator[tuple[str, Any, str]]:
         """Each dotted key with its value and origin ("default", a file, or "command line")."""

@@ -234,8 +234,8 @@ class CriticConfig:
 
     model: CriticModelConfig = field(default_factory=CriticModelConfig)
     """Where the model comes from."""
-    ppo_epochs: int = 2
-    """Passes over the batch of a step."""
+    ppo_epochs: int | None = None
+    """Passes over the batch of a step. Null: the actor's."""
     ppo_mini_batch_size: int | None = None
     """Prompts (with all their samples) per optimizer step. Null: the actor's."""
     ppo_micro_batch_size_per_gpu: int | None = None
@@ -250,12 +250,12 @@ class CriticConfig:
     """Most tokens per forward pass when values are computed. Null: ``ppo_max_token_len_per_gpu``."""
     strategy: Literal["ddp", "fsdp2"] = "ddp"
     """What each worker holds of the model and its optimizer: a copy, or a part; see the actor's."""
-    shuffle: bool = True
-    """Deal prompts to mini-batches in a new random order each epoch."""
+    shuffle: bool | None = None
+    """Deal prompts to mini-batches in a new random order each epoch. Null: as the actor does."""
     cliprange_value: float = 0.5
     """How far a new value may move from the old one before its loss is clipped."""
-    loss_agg_mode: str = "token-mean"
-    """How the tokens' losses are put together."""
+    loss_agg_mode: str | None = None
+    """How the tokens' losses are put together. Null: as the actor's."""
     grad_clip: float = 1.0
     """Largest gradient norm; the norm before clipping is reported."""
     optim: OptimConfig = field(default_factory=OptimConfig)

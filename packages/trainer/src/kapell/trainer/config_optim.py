@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from .config_checks import require_not_negative, require_positive, require_range
+from .config_checks import require_positive, require_range
 from .config_conditions import Conditions, Lacks, Needs, OptionOf
 
 __all__ = ["OptimConfig"]
@@ -35,7 +35,7 @@ class OptimConfig:
     lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of such another one, such as ``power`` of ``polynomial``."""
     lr_warmup_steps: int = 0
-    """Optimizer steps over which the learning rate rises from 0."""
+    """Optimizer steps over which the learning rate rises from 0. 0 or -1: ``lr_warmup_steps_ratio`` says."""
     lr_warmup_steps_ratio: float = 0.0
     """The same as a share of all optimizer steps."""
     min_lr_ratio: float = 0.0
@@ -44,11 +44,12 @@ class OptimConfig:
     active_if: ClassVar[Conditions] = {
         **{name: OptionOf(".optimizer", name) for name in ("betas", "eps", "weight_decay")},
         "lr_scheduler_kwargs": Lacks(".lr_scheduler_type", ("constant", "cosine", "linear")),
-        "lr_warmup_steps_ratio": Needs(".lr_warmup_steps", (0,)),
+        "lr_warmup_steps_ratio": Needs(".lr_warmup_steps", (0, -1)),
         "min_lr_ratio": Needs(".lr_scheduler_type", ("cosine", "linear")),
     }
 
     def __post_init__(self) -> None:
         require_positive(self, "lr", "eps")
         require_range(self, 0.0, 1.0, "min_lr_ratio", "lr_warmup_steps_ratio")
-        require_not_negative(self, "lr_warmup_steps")
+        if self.lr_warmup_steps < -1:
+            raise ValueError(f"lr_warmup_steps must be -1 or more, got {self.lr_warmup_steps}")

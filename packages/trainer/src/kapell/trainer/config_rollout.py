@@ -44,7 +44,7 @@ class SamplingConfig:
     do_sample: bool = False
     """Sample; otherwise always take the most probable token."""
     temperature: float = 1.0
-    """Divides the logits."""
+    """Divides the logits; 0 only without ``do_sample``."""
     top_k: int = -1
     """Sample from the k most probable tokens only; -1 for all."""
     top_p: float = 1.0
@@ -55,7 +55,8 @@ class SamplingConfig:
     active_if: ClassVar[Conditions] = dict.fromkeys(("temperature", "top_k", "top_p"), Needs(".do_sample"))
 
     def __post_init__(self) -> None:
-        require_positive(self, "temperature", "top_p", "n")
+        require_positive(self, "top_p", "n", *(["temperature"] if self.do_sample else []))
+        require_not_negative(self, "temperature")
         require_range(self, 0.0, 1.0, "top_p")
         if self.top_k == 0 or self.top_k < -1:
             raise ValueError(f"top_k must be -1 (all tokens) or at least 1, got {self.top_k}")

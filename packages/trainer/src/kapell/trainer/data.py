@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Literal
 
 import numpy as np
@@ -116,7 +117,10 @@ class PromptDataset:
         self.num_filtered = len(rows) - len(self.rows)
         self.longest = max(map(len, self._ids), default=0)
         if not self.rows:
-            raise DataError(f"all {len(rows)} prompts have more than data.max_prompt_length={max_prompt_length} tokens")
+            raise DataError(
+                f"all {len(rows)} have more than data.max_prompt_length={max_prompt_length} tokens; raise it, or set "
+                "data.truncation in place of data.filter_overlong_prompts"
+            )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -170,6 +174,10 @@ class PromptLoader:
     def steps_in(self, epochs: int) -> int:
         """Number of batches in that many passes."""
         return epochs * -(-self._num_prompts // self._batch_size)
+
+    def batch_sizes(self) -> Iterator[int]:
+        """Prompts in each batch from the first one on, without end."""
+        return cycle(list(map(len, in_batches(self._num_prompts, self._batch_size))))
 
     def next_batch(self) -> list[int]:
         """Indices of the next prompts."""

@@ -102,7 +102,7 @@ class LiveDisplay(Hook):
             ("exact match", _number(latest.get("val/exact_match"), ".1%")),
             ("KL", _number(next((latest[name] for name in _KL_NAMES if name in latest), None), ".4f")),
             ("entropy", _number(latest.get("actor/entropy"), ".3f")),
-            ("tokens/s", _number(latest.get("perf/throughput"), ",.0f")),
+            ("tokens/s a worker", _number(latest.get("perf/throughput"), ",.0f")),
         ]
         return [(name, value) for name, value in numbers if value]
 

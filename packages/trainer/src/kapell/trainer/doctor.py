@@ -72,7 +72,7 @@ def examine_config(resolved: ResolvedConfig) -> Iterator[Finding]:
             yield Finding("data and model", _title(error), "correct the file, folder or key that is named")
             return
         rows = f"{len(prepared.train)} training prompts, {len(prepared.val or ())} validation prompts"
-        if dropped := prepared.train.num_filtered:
+        if dropped := sum(prompts.num_filtered for prompts in (prepared.train, prepared.val) if prompts is not None):
             rows += f"; {dropped} left out as too long"
         yield Finding("data and model", rows)
         yield from _one_step(prepared, folder)
@@ -192,7 +192,7 @@ def _agreement(batch: DataProto, prepared: Prepared) -> Iterator[Finding]:
 
 def _small(config: Config) -> Config:
     """The same run with a few prompts and workers in this process, on the CPU where there is no other device."""
-    policy, trainer = config.actor_rollout_ref, config.trainer
+    policy, trainer, reward = config.actor_rollout_ref, config.trainer, config.reward
     if not torch.cuda.is_available():
         trainer = replace(trainer, device="cpu")
     prompts = min(config.data.train_batch_size, _PROMPTS)
@@ -208,6 +208,7 @@ def _small(config: Config) -> Config:
             rollout=replace(policy.rollout, n=min(policy.rollout.n, _SAMPLES)),
         ),
         critic=replace(config.critic, ppo_mini_batch_size=None, strategy="ddp"),
+        reward=replace(reward, reward_model=replace(reward.reward_model, nnodes=1, n_gpus_per_node=1)),
         trainer=replace(trainer, nnodes=1, n_gpus_per_node=min(trainer.n_gpus_per_node, _WORKERS), critic_warmup=0),
         backend=BackendConfig(name="local"),
     )

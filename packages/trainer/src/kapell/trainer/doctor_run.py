@@ -61,14 +61,18 @@ def _records(file: Path) -> Iterator[Record]:
 
 
 def _progress(records: Sequence[Record], config: Config, failure: RunFailure | None) -> Iterator[Finding]:
-    steps, wanted = max((record["step"] for record in records), default=0), config.trainer.total_training_steps
+    if "file" not in config.trainer.logger:
+        loggers = ", ".join(config.trainer.logger)
+        yield Finding("progress", f"no numbers were kept here: trainer.logger=[{loggers}] is without file")
+        return
+    steps, wanted = max((record["step"] for record in records), default=0), config.trainer.planned_steps
     if not records:
         starting = failure is not None and any(" in __init__" in worker.place for worker in failure.workers)
         what = "not all could be created" if starting else "the run ended before its first step"
         yield Finding("workers", what, "the errors below say why" if failure else "train with this configuration again")
         return
-    yield Finding("workers", f"created; {steps} of {wanted} steps have metrics")
-    if steps < wanted and failure is None and config.trainer.total_epochs is None:
+    yield Finding("workers", f"created; {steps}{'' if wanted is None else f' of {wanted}'} steps have metrics")
+    if wanted is not None and steps < wanted and failure is None and config.trainer.total_epochs is None:
         yield Finding(
             "progress",
             f"{steps} of {wanted} steps, and no error was written",
@@ -116,11 +120,11 @@ def _numbers(records: Sequence[Record], config: Config) -> Iterator[Finding]:
 
 
 def _rewards(steps: Sequence[Record]) -> Iterator[Finding]:
-    spread = [(record.get("critic/score/max"), record.get("critic/score/min")) for record in steps]
-    if len(steps) > 1 and all(high is not None and high == low for high, low in spread):
+    scores = {record.get(f"critic/score/{end}") for record in steps for end in ("min", "max")}
+    if len(steps) > 1 and len(scores) == 1 and (score := scores.pop()) is not None:
         yield Finding(
             "rewards",
-            f"every response of every step scored {spread[0][0]:g}, so there is nothing to learn from",
+            f"every response of every step scored {score:g}, so there is nothing to learn from",
             "try the reward function on a response by hand (`kapell samples` shows some)",
         )
     if errors := sum(record.get("reward/errors") or 0 for record in steps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from .checkpoint import CheckpointStore, check_checkpoint
 from .config_load import load_config
@@ -62,6 +64,9 @@ def export_model(
         save_adapted(model, target)
     else:
         model.save_pretrained(target)
+        generation = checkpoint / role / HUGGINGFACE / GENERATION_CONFIG_NAME
+        if generation.is_file():  # a critic has none, and older checkpoints do not
+            shutil.copy(generation, target)
     tokenizer.save_pretrained(target)
     return checkpoint
 

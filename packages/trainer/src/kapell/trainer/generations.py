@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +26,39 @@ class GenerationFiles(Hook):
     """
 
     def __init__(self, *, rollouts: str | Path | None = None, validation: str | Path | None = None) -> None:
-        self._rollouts = rollouts
-        self._validation = validation
+        self._rollouts = None if rollouts is None else Path(rollouts).expanduser()
+        self._validation = None if validation is None else Path(validation).expanduser()
+
+    def require_unused(self) -> None:
+        """Raise ``FileExistsError`` where a folder holds the responses of another run, which would be written over."""
+        for _, file in self._files():
+            raise FileExistsError(
+                f"{file.parent} holds the responses of another run already; give trainer.rollout_data_dir and "
+                "trainer.validation_data_dir other folders (relative ones are in the run's own)"
+            )
 
     def on_rewind(self, step: int) -> None:
         """Delete the files of later steps."""
-        for folder in filter(None, (self._rollouts, self._validation)):
-            for file in Path(folder).expanduser().glob("*.jsonl"):
-                if file.stem.isdigit() and int(file.stem) > step:
-                    file.unlink()
+        for number, file in self._files():
+            if number > step:
+                file.unlink()
 
     def on_rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a training step's responses."""
         if self._rollouts is not None:
-            _write(Path(self._rollouts).expanduser(), step, rows)
+            _write(self._rollouts, step, rows)
 
     def on_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Write a validation's responses."""
         if self._validation is not None:
-            _write(Path(self._validation).expanduser(), step, samples)
+            _write(self._validation, step, samples)
+
+    def _files(self) -> Iterator[tuple[int, Path]]:
+        """The step and the file of all that is there."""
+        for folder in filter(None, (self._rollouts, self._validation)):
+            for file in sorted(folder.glob("*.jsonl")):
+                if file.stem.isdecimal():
+                    yield int(file.stem), file
 
 
 def _write(folder: Path, step: int, rows: Sequence[Mapping[str, Any]]) -> None:

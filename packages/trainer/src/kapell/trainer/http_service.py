@@ -14,6 +14,7 @@ from .config_checks import require_not_negative, require_positive
 
 __all__ = ["HttpService", "ServiceError"]
 
+_BROKEN = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}  # the service may answer these differently later
 _MAX_PAUSE = 60.0  # seconds; a service that asks for a longer pause is as good as down
 _SHOWN_BODY = 300
@@ -67,7 +68,7 @@ class HttpService:
             except requests.RequestException as error:
                 failure = ServiceError(f"no answer from {url} in {attempt} attempts: {error}")
                 failure.__cause__ = error
-                final = not isinstance(error, requests.ConnectionError | requests.Timeout)
+                final = not isinstance(error, _BROKEN)
             else:
                 if response.ok:
                     return _json_of(response)

@@ -16,11 +16,13 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.activations import FastGELUActivation, NewGELUActivation
+from transformers.utils import GENERATION_CONFIG_NAME
 
 __all__ = [
     "LongestRow",
@@ -30,8 +32,10 @@ __all__ = [
     "check_length",
     "computes_again",
     "drawn_from",
+    "end_token_ids",
     "has_dropout",
     "load_config_of",
+    "model_folder",
     "new_model_config",
     "num_positions",
     "training_mode",
@@ -96,6 +100,11 @@ def _require_numbers(known: PreTrainedConfig, values: Mapping[str, Any]) -> None
             raise TypeError(f"{name} is a number, got {value!r}")
 
 
+def model_folder(path: str | Path) -> Path:
+    """A folder as processes with other working directories find it, such as the workers of a running Ray."""
+    return Path(path).expanduser().absolute()
+
+
 def load_config_of(folder: str | Path, override_config: Mapping[str, Any] | None = None) -> PreTrainedConfig:
     """The configuration of the model saved in a local folder, with some fields replaced."""
     path = Path(folder).expanduser()
@@ -110,6 +119,22 @@ def load_config_of(folder: str | Path, override_config: Mapping[str, Any] | None
     except Exception as error:
         changes = f" with {override_config}" if override_config else ""
         raise ValueError(f"no usable model configuration in {path}{changes}: {error}") from error
+
+
+def end_token_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path | None) -> tuple[int, ...]:
+    """The tokens that end a response: the tokenizer's, and those of the model in ``folder``.
+
+    Those are in its generation configuration, or else in its own, as in transformers' ``generate``: models that chat
+    often end a turn with another token than the tokenizer's end of sequence.
+    """
+    ids: list[int | None] = [tokenizer.eos_token_id]
+    if folder is not None:
+        path = model_folder(folder)
+        own = (path / GENERATION_CONFIG_NAME).is_file()
+        config = GenerationConfig.from_pretrained(path, local_files_only=True) if own else load_config_of(path)
+        more = getattr(config, "eos_token_id", None)
+        ids += more if isinstance(more, list) else [more]
+    return tuple(sorted({token for token in ids if token is not None}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,7 @@ def build_schedule(optimizer: torch.optim.Optimizer, config: OptimConfig, *, tot
 
     Raises ``ValueError`` for a name or arguments that transformers does not know either.
     """
-    warmup_steps = config.lr_warmup_steps or int(config.lr_warmup_steps_ratio * (total_steps or 0))
+    warmup_steps = max(0, config.lr_warmup_steps) or int(config.lr_warmup_steps_ratio * (total_steps or 0))
     if config.lr_scheduler_type not in _OWN_SHAPES:
         return _transformers_schedule(optimizer, config, warmup_steps, total_steps)
     return LambdaLR(

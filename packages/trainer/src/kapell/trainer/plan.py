@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kapell.workergroup import BackendNotFoundError, load_backend
+
 from .choices import estimator_reads
 from .config import Config, RewardModelConfig, TrainerConfig
 from .config_load import ResolvedConfig
@@ -78,7 +80,7 @@ class RunPlan:
     """The keys that were set and do nothing."""
     obstacle: str | None
     """Why a run would end before its workers start, in the run's own words: a checkpoint or a file that is not there, a
-    logger that is not installed, a model that does not fit. None where nothing is in the way."""
+    logger or a backend that is not installed, a model that does not fit. None where nothing is in the way."""
 
 
 def plan_run(resolved: ResolvedConfig) -> RunPlan:
@@ -110,7 +112,8 @@ def _obstacle(config: Config) -> str | None:
             find_resume(config, Path(own).expanduser() if own else folder)
             build_loggers(config.trainer.logger, folder, project="", experiment="", config={})
             prepare(config, folder)
-        except (ValueError, OSError) as error:
+            load_backend(config.backend.name)  # a run that could be prepared asks for it next
+        except (ValueError, OSError, BackendNotFoundError) as error:
             return str(error)
     return None
 
@@ -200,8 +203,10 @@ def _sizes(config: Config) -> dict[str, str]:
         "updates of the policy": _updates(data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_epochs),
     }
     if config.use_critic:
-        prompts = config.critic.ppo_mini_batch_size or actor.ppo_mini_batch_size
-        sizes["updates of the critic"] = _updates(data.train_batch_size, prompts, config.critic.ppo_epochs)
+        prompts, epochs = config.critic.ppo_mini_batch_size, config.critic.ppo_epochs
+        sizes["updates of the critic"] = _updates(
+            data.train_batch_size, prompts or actor.ppo_mini_batch_size, epochs or actor.ppo_epochs
+        )
     return sizes | {"columns": _DATA_PLANES[config.trainer.data_plane]}
 
 

@@ -16,7 +16,7 @@ from kapell.workergroup import load_backend
 from .batch_sizes import check_token_budgets
 from .choices import check_algorithms
 from .config import Config
-from .data import PromptDataset, PromptLoader
+from .data import DataError, PromptDataset, PromptLoader
 from .models import LongestRow, load_config_of
 from .optimizers import check_optimizer
 from .reward_model import check_reward_model
@@ -24,6 +24,7 @@ from .reward_terms import build_reward
 from .role_models import critic_source, policy_source, reference_source
 from .rows import PromptRow, read_rows
 from .scoring import Scorer
+from .stop_strings import check_stop_strings
 from .tasks import reverse_digits
 from .tokenizer import build_character_tokenizer, load_tokenizer
 from .validation import check_metric
@@ -80,6 +81,7 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
     read = partial(read_rows, prompt_key=data.prompt_key, data_source_key=data.reward_fn_key)
     train_rows, val_rows = read(train_files), read(val_files)
     tokenizer = _tokenizer(config, [*train_rows, *val_rows])
+    check_stop_strings(config.actor_rollout_ref.rollout.stop, tokenizer)
     encode = partial(
         PromptDataset,
         tokenizer=tokenizer,
@@ -88,20 +90,14 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
         truncation=data.truncation,
         template_options=data.apply_chat_template_kwargs,
     )
-    train, val = encode(train_rows), encode(val_rows) if val_rows else None
-    if train.num_filtered:
-        _logger.warning(
-            "%d of %d training prompts are left out: more than data.max_prompt_length=%d tokens",
-            train.num_filtered,
-            len(train_rows),
-            data.max_prompt_length,
-        )
+    train = _encoded(encode, train_rows, "training", data.max_prompt_length)
+    val = _encoded(encode, val_rows, "validation", data.max_prompt_length) if val_rows else None
     check_token_budgets(config, train.longest)
     _check_best(config, val_rows)
     loader = PromptLoader(len(train), batch_size=data.train_batch_size, shuffle=data.shuffle, seed=seed)
-    total_steps = config.trainer.total_training_steps
+    ends = [] if config.trainer.planned_steps is None else [config.trainer.planned_steps]
     if config.trainer.total_epochs is not None:
-        total_steps = min(total_steps, loader.steps_in(config.trainer.total_epochs))
+        ends.append(loader.steps_in(config.trainer.total_epochs))
     sources = list(dict.fromkeys(row.data_source for row in [*train_rows, *val_rows]))
     policy, reference = policy_source(config, tokenizer), reference_source(config, tokenizer)
     critic = critic_source(config, policy)
@@ -122,8 +118,24 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
         build_policy=policy,
         build_critic=critic,
         build_reference=reference,
-        total_steps=total_steps,
+        total_steps=min(ends),
     )
+
+
+def _encoded(encode: Callable[..., PromptDataset], rows: Sequence[PromptRow], what: str, longest: int) -> PromptDataset:
+    try:
+        prompts = encode(rows)
+    except DataError as error:
+        raise DataError(f"{what} prompts: {error}") from None
+    if left_out := prompts.num_filtered:
+        _logger.warning(
+            "%d of %d %s prompts are left out: more than data.max_prompt_length=%d tokens",
+            left_out,
+            len(rows),
+            what,
+            longest,
+        )
+    return prompts
 
 
 def _check_optimizers(config: Config) -> None:

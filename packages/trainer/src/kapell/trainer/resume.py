@@ -34,6 +34,12 @@ class Resume:
     changes: tuple[str, ...] = ()
     """Keys that differ from the checkpoint's configuration, as ``key: old → new``."""
 
+    def goes_on_in(self, folder: Path) -> bool:
+        """Whether the folder holds what this run has written before."""
+        return self.begin_again or (
+            self.checkpoint is not None and self.checkpoint.resolve().parent == folder.resolve()
+        )
+
     def __str__(self) -> str:
         if self.checkpoint is None:
             return "from the first step; the run here ended before its first checkpoint" if self.begin_again else ""
@@ -84,7 +90,8 @@ def _from_the_beginning(config: Config, folder: Path) -> Resume:
 
 
 def _holds_run(folder: Path) -> bool:
-    return (folder / "metrics.jsonl").exists() or bool(CheckpointStore(folder).steps())
+    """Whether a run has left anything here that another would write over."""
+    return any((folder / name).exists() for name in ("metrics.jsonl", "model")) or bool(CheckpointStore(folder).steps())
 
 
 def _checkpoint_at(path: Path) -> Path:

@@ -19,7 +19,8 @@ from .time_limit import TimeIsUp, time_limit
 __all__ = ["FunctionReward", "Outcome", "Reward", "RewardRows", "RowScore", "ThreadedReward", "read_score"]
 
 _MAX_SHOWN = 200  # characters of a value in a message
-_FAILURES = (Exception, SystemExit)  # a function of the user's that calls sys.exit does not end the run unseen
+# A function of the user's that calls sys.exit, or awaits what was cancelled, does not end the run unseen.
+_FAILURES = (Exception, SystemExit, asyncio.CancelledError)
 _LOOP_GRACE_SECONDS = 5.0  # an event loop later than all its rows' limits by this much is blocked
 
 
@@ -114,13 +115,12 @@ class FunctionReward:
 
             async def one(row: int) -> None:
                 async with free:
+                    clock = asyncio.timeout(self.timeout)
                     try:
-                        async with asyncio.timeout(self.timeout):
+                        async with clock:
                             returned = await self._call(rows, row)()
-                    except TimeoutError:
-                        done[row] = RewardTimeoutError(_too_long(self.timeout, rows.place(row)))
-                    except _FAILURES as error:
-                        done[row] = _failure(error, rows.place(row))
+                    except _FAILURES as error:  # also the function's own TimeoutError
+                        done[row] = self._late(rows, row) if clock.expired() else _failure(error, rows.place(row))
                     else:
                         done[row] = _outcome(rows, row, lambda: returned)
 
@@ -129,10 +129,15 @@ class FunctionReward:
         turns = -(-len(rows) // self.concurrency)
         limit = None if self.timeout is None else turns * self.timeout + _LOOP_GRACE_SECONDS
         if not _Loop.run(all_rows(), limit):
+            assert limit is not None
             for row in range(len(rows)):
                 text = f"{_too_long(limit, rows.place(row))}: an async reward blocks its event loop"
                 done.setdefault(row, RewardTimeoutError(text))
         return [done[row] for row in range(len(rows))]
+
+    def _late(self, rows: RewardRows, row: int) -> RewardTimeoutError:
+        assert self.timeout is not None
+        return RewardTimeoutError(_too_long(self.timeout, rows.place(row)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +222,7 @@ def _failure(error: BaseException, place: str) -> RewardError:
     return failure
 
 
-def _too_long(seconds: float | None, place: str) -> str:
+def _too_long(seconds: float, place: str) -> str:
     return f"the reward took more than {seconds:g} s for {place}"
 
 

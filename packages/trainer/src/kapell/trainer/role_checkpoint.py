@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME
+
 from .durable_files import FileRecord, file_record, sync
 from .engine import TrainEngine
 from .random_states import random_states, set_random_states
@@ -18,7 +21,7 @@ from .state_files import CheckpointError, read_state, write_state
 __all__ = ["HUGGINGFACE", "check_base", "folder_records", "load_role", "save_role"]
 
 HUGGINGFACE = "huggingface"
-"""Folder with the model's configuration, and with the policy's tokenizer."""
+"""Folder with the model's configuration, and with the policy's own for generation and its tokenizer."""
 
 
 def save_role(folder: str | Path, engine: TrainEngine, extra: Mapping[str, Any], *, rank: int) -> dict[str, FileRecord]:
@@ -30,9 +33,16 @@ def save_role(folder: str | Path, engine: TrainEngine, extra: Mapping[str, Any],
     if rank == 0:
         records |= write_state(path, "model", state.pop("model"))
         records |= write_state(path, "optimizer", {**state, "base": base, "extra": dict(extra)})
-        engine.model.config.save_pretrained(path / HUGGINGFACE)
+        _save_configuration(engine.model, path / HUGGINGFACE)
         records |= folder_records(path, HUGGINGFACE)
     return records
+
+
+def _save_configuration(model: PreTrainedModel, folder: Path) -> None:
+    model.config.save_pretrained(folder)
+    if (generation := getattr(model, "generation_config", None)) is not None:  # a critic has none
+        # Not `save_pretrained`, which refuses settings that go badly together, as those of some published models do.
+        generation.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
 
 
 def load_role(folder: str | Path, engine: TrainEngine, *, rank: int) -> dict[str, Any]:

@@ -12,7 +12,15 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from .config import Config, CriticModelConfig, ModelConfig
 from .lora import Adapter, build_with_adapter, check_targets
-from .models import LongestRow, build_policy, build_value_model, check_length, load_config_of, new_model_config
+from .models import (
+    LongestRow,
+    build_policy,
+    build_value_model,
+    check_length,
+    load_config_of,
+    model_folder,
+    new_model_config,
+)
 
 __all__ = ["ModelSource", "critic_source", "policy_source", "reference_source"]
 
@@ -28,7 +36,7 @@ class ModelSource:
     config: PreTrainedConfig
     """Its Hugging Face configuration."""
     folder: str | None
-    """Where its weights are. None: they are drawn from the seed."""
+    """Where its weights are, from wherever a worker runs. None: they are drawn from the seed."""
     seed: int = 1
     """Seed of all weights that are new."""
     adapter: Adapter | None = None
@@ -74,14 +82,16 @@ def policy_source(config: Config, tokenizer: PreTrainedTokenizerBase) -> ModelSo
         hf_config = load_config_of(model.path, model.override_config)
         _check_vocabulary(hf_config, tokenizer, model.path)
     adapter, seed = _adapter(model, "CAUSAL_LM"), config.trainer.seed
-    return ModelSource(key=key, build=build_policy, config=hf_config, folder=model.path, seed=seed, adapter=adapter)
+    return ModelSource(
+        key=key, build=build_policy, config=hf_config, folder=_folder(model.path), seed=seed, adapter=adapter
+    )
 
 
 def critic_source(config: Config, policy: ModelSource) -> ModelSource:
     """The critic's, which begins as the policy where it has no folder of its own."""
     model, seed = config.critic.model, config.trainer.seed + 1
     hf_config = load_config_of(model.path) if model.path else policy.config
-    folder, adapter = model.path or policy.folder, _adapter(model, "TOKEN_CLS")
+    folder, adapter = _folder(model.path) or policy.folder, _adapter(model, "TOKEN_CLS")
     return ModelSource(
         key="critic.model", build=build_value_model, config=hf_config, folder=folder, seed=seed, adapter=adapter
     )
@@ -94,7 +104,11 @@ def reference_source(config: Config, tokenizer: PreTrainedTokenizerBase) -> Mode
         return None
     hf_config = load_config_of(path)
     _check_vocabulary(hf_config, tokenizer, path)
-    return ModelSource(key="actor_rollout_ref.ref.model", build=build_policy, config=hf_config, folder=path)
+    return ModelSource(key="actor_rollout_ref.ref.model", build=build_policy, config=hf_config, folder=_folder(path))
+
+
+def _folder(path: str | None) -> str | None:
+    return None if path is None else str(model_folder(path))
 
 
 def _adapter(model: ModelConfig | CriticModelConfig, task_type: Literal["CAUSAL_LM", "TOKEN_CLS"]) -> Adapter | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from kapell.workergroup import ClassWithInitArgs, WorkerGroup, colocate, load_ba
 from .batch_sizes import batch_sizes
 from .config import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, TrainerConfig
 from .micro_batches import MicroBatches
+from .models import end_token_ids, model_folder
 from .openai_engine import OpenAIEngine
 from .placement import start_group
 from .prepare import Prepared
@@ -46,7 +48,7 @@ def worker_groups(
         max_num_seqs=config.actor_rollout_ref.rollout.max_num_seqs,
         with_reference=config.use_reference,
         build_reference=prepared.build_reference,
-        total_steps=_optimizer_steps(prepared, update_plan(actor, actor, sizes.actor)),
+        total_steps=_optimizer_steps(prepared, update_plan(actor, actor, sizes.actor), first=config.actor_warmup),
         **_worker_options(config.trainer),
         seed=config.trainer.seed,
         **_engine_options(actor, config.actor_rollout_ref.model),
@@ -82,11 +84,12 @@ def _worker_options(trainer: TrainerConfig) -> dict[str, Any]:
 
 def _reward_model(prepared: Prepared) -> ClassWithInitArgs:
     model = prepared.config.reward.reward_model
-    own = load_tokenizer(str(model.path)) if model.use_own_tokenizer else None
+    folder = model_folder(str(model.path))
+    own = load_tokenizer(folder) if model.use_own_tokenizer else None
     pad_token_id = None if own else prepared.tokenizer.pad_token_id
     return ClassWithInitArgs(
         RewardModelWorker,
-        partial(build_reward_model, str(model.path), pad_token_id=pad_token_id),
+        partial(build_reward_model, str(folder), pad_token_id=pad_token_id),
         own,
         micro_batch_size=model.micro_batch_size_per_gpu,
         **_worker_options(prepared.config.trainer),
@@ -102,7 +105,7 @@ def _openai_engine(prepared: Prepared) -> OpenAIEngine:
 
 
 def _eos_token_ids(prepared: Prepared) -> tuple[int, ...]:
-    return (prepared.tokenizer.eos_token_id,)
+    return end_token_ids(prepared.tokenizer, prepared.config.actor_rollout_ref.model.path)
 
 
 def _engine_options(role: ActorConfig | CriticConfig, model: ModelConfig | CriticModelConfig) -> dict[str, Any]:
@@ -115,15 +118,16 @@ def _engine_options(role: ActorConfig | CriticConfig, model: ModelConfig | Criti
 
 
 def update_plan(role: ActorConfig | CriticConfig, actor: ActorConfig, micro_batches: MicroBatches) -> UpdatePlan:
-    """How a role goes over a step's batch; where it says nothing of mini-batches, as the actor does."""
+    """How a role goes over a step's batch; where it says nothing, as the actor does."""
     return UpdatePlan(
-        epochs=role.ppo_epochs,
+        epochs=role.ppo_epochs or actor.ppo_epochs,
         prompts_per_mini_batch=role.ppo_mini_batch_size or actor.ppo_mini_batch_size,
         micro_batches=micro_batches,
-        shuffle=role.shuffle,
+        shuffle=actor.shuffle if role.shuffle is None else role.shuffle,
     )
 
 
-def _optimizer_steps(prepared: Prepared, plan: UpdatePlan) -> int:
-    per_epoch = -(-prepared.config.data.train_batch_size // plan.prompts_per_mini_batch)
-    return prepared.total_steps * plan.epochs * per_epoch
+def _optimizer_steps(prepared: Prepared, plan: UpdatePlan, *, first: int = 0) -> int:
+    """Those of the whole run, which a role spends from its step ``first`` on."""
+    sizes = islice(prepared.loader.batch_sizes(), first, prepared.total_steps)
+    return plan.epochs * sum(-(-size // plan.prompts_per_mini_batch) for size in sizes)

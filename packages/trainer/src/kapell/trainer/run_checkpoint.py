@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers import PreTrainedTokenizerBase
 
 from kapell.workergroup import WorkerGroup
@@ -17,7 +16,7 @@ from kapell.workergroup import WorkerGroup
 from .checkpoint import BestCheckpoint, CheckpointStore
 from .config import Config
 from .durable_files import FileRecord, write_text
-from .nested import plain
+from .nested import to_yaml
 from .role_checkpoint import HUGGINGFACE, folder_records
 from .state_files import CheckpointError, read_state, write_state
 from .tokenizer import load_tokenizer
@@ -95,7 +94,7 @@ class RunCheckpoints:
 
 def config_to_yaml(config: Config) -> str:
     """The configuration as YAML, which `kapell.trainer.config_load.load_config` reads back."""
-    return yaml.safe_dump(plain(asdict(config)), sort_keys=False)
+    return to_yaml(asdict(config))
 
 
 def check_tokenizer(checkpoint: Path, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .algorithms import log_probs_from_logits, position_ids
+from .algorithms.masked import widen
 from .prefill import different_rows, prefill
 from .stop_strings import StopStrings
 
@@ -87,7 +88,8 @@ def filter_logits(logits_BV: Tensor, *, top_k: int = -1, top_p: float = 1.0) -> 
 def _choose(logits_BV: Tensor, sampling: Sampling, uniforms_B: Tensor) -> Tensor:
     if not sampling.do_sample:
         return logits_BV.argmax(-1)
-    kept_BV = filter_logits(logits_BV / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p)
+    scaled_BV = widen(logits_BV) / sampling.temperature  # as for the log-probabilities, before half precision rounds
+    kept_BV = filter_logits(scaled_BV, top_k=sampling.top_k, top_p=sampling.top_p)
     # Inverse of the distribution function, in float64: one number per token decides, in vocabulary order.
     cumulative_BV = kept_BV.double().softmax(-1).cumsum(-1)
     targets_B1 = uniforms_B[:, None].to(cumulative_BV) * cumulative_BV[:, -1:]

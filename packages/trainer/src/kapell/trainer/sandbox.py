@@ -6,8 +6,8 @@ with an empty environment and nothing on its standard input but what is given. B
 - limits its CPU time, memory, open files and the size of a file (``setrlimit``, which nothing can raise again);
 - on Linux gives up all capabilities, and, where the system allows it without privileges, enters empty user, network and
   IPC namespaces;
-- loses the network, other processes and threads, signals to others, and the modes, owners and times of files (a
-  seccomp filter);
+- loses the network, other processes and threads, signals to others, others' limits and priorities, and the modes,
+  owners and times of files (a seccomp filter);
 - loses all files but its own folder and, for reading, Python's library and shared objects (Landlock).
 
 The caller reads at most ``max_output`` bytes, and ends the whole process group at the time limit. Where the system
@@ -64,7 +64,7 @@ class SandboxUnavailableError(RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"this system cannot keep sandboxed code from: {', '.join(self.missing)} (Linux 5.13 or newer with seccomp "
+            f"this system cannot keep sandboxed code from: {', '.join(self.missing)} (Linux 6.2 or newer with seccomp "
             "and Landlock can); run it in a virtual machine and set allow_weaker there"
         )
 

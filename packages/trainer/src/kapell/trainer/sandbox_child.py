@@ -27,13 +27,14 @@ _LANDLOCK_CREATE, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT = 444, 445, 446  # the 
 _LANDLOCK_READ = 0b1101  # execute, read a file, read a folder
 _LANDLOCK_READ_FILE = 0b0101
 _LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # version of the interface: number of rights on files
+_LANDLOCK_TRUNCATES = 3  # before it, files that may not be written could be emptied
 _LANDLOCK_NO_TCP, _LANDLOCK_NO_SIGNALS = 0b11, 0b11  # bind and connect; abstract sockets and signals
 _CAPABILITY_VERSION_3 = 0x20080522
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
-# Processes and threads, programs, sockets (io_uring makes them too), other processes' memory, signals to others;
-# namespaces, in which a process would get back the rights it gave up; modes, owners, times and attributes of files,
-# over which Landlock has no say; and memory that no limit counts or that outlives the process.
+# Processes and threads, programs, sockets (io_uring makes them too), other processes' memory, signals to others, their
+# priorities and places; namespaces, in which a process would get back the rights it gave up; modes, owners, times and
+# attributes of files, over which Landlock has no say; and memory that no limit counts or that outlives the process.
 _FORBIDDEN_CALLS = {
     "x86_64": {
         *(56, 57, 58, 435),  # clone, fork, vfork, clone3
@@ -41,6 +42,8 @@ _FORBIDDEN_CALLS = {
         *(41, 425, 426, 427),  # socket, io_uring_*
         *(101, 310, 311, 438),  # ptrace, process_vm_readv, process_vm_writev, pidfd_getfd
         *(62, 200, 234, 424, 129, 297),  # kill, tkill, tgkill, pidfd_send_signal, rt_sigqueueinfo, rt_tgsigqueueinfo
+        *(141, 142, 144, 203, 314, 251, 256, 279, 434),  # setpriority, sched_setparam, sched_setscheduler,
+        # sched_setaffinity, sched_setattr, ioprio_set, migrate_pages, move_pages, pidfd_open
         *(272, 308, 165, 298, 321, 323, 250),  # unshare, setns, mount, perf_event_open, bpf, userfaultfd, keyctl
         *(90, 91, 268, 452, 92, 93, 94, 260),  # chmod, fchmod, fchmodat, fchmodat2, chown, fchown, lchown, fchownat
         *(132, 235, 261, 280),  # utime, utimes, futimesat, utimensat
@@ -53,6 +56,7 @@ _FORBIDDEN_CALLS = {
         *(198, 425, 426, 427),
         *(117, 270, 271, 438),
         *(129, 130, 131, 424, 138, 240),
+        *(140, 118, 119, 122, 274, 30, 238, 239, 434),
         *(97, 268, 40, 241, 280, 282, 219),
         *(52, 53, 452, 54, 55),
         *(88,),
@@ -60,6 +64,11 @@ _FORBIDDEN_CALLS = {
         *(194, 190, 186, 180, 279),
     },
 }
+
+# Calls of which one argument decides, by number: its place, and the values with which alone they are allowed (limits of
+# this process, prlimit64) or with which they are not (fcntl's ways to have signals sent to others).
+_ALLOWED_WITH = {"x86_64": {302: (0, (0,))}, "aarch64": {261: (0, (0,))}}
+_FORBIDDEN_WITH = {"x86_64": {72: (1, (8, 10, 15))}, "aarch64": {25: (1, (8, 10, 15))}}
 
 
 def confine(limits: Mapping[str, int], folder: str, libraries: Sequence[str]) -> list[str]:
@@ -85,7 +94,7 @@ def confine(limits: Mapping[str, int], folder: str, libraries: Sequence[str]) ->
         header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
         libc.capset(header, bytes(24))  # limits bind root too, once it has no capabilities
         machine = os.uname().machine
-        if machine in _FORBIDDEN_CALLS and _seccomp(libc, _AUDIT_ARCH[machine], _FORBIDDEN_CALLS[machine]):
+        if machine in _AUDIT_ARCH and _seccomp(libc, machine):
             closed |= {"network", "processes"}
     return sorted(closed)
 
@@ -111,16 +120,27 @@ def _landlock(libc: Any, folder: str, libraries: Sequence[str]) -> bool:
             os.close(handle)
     done = libc.syscall(_LANDLOCK_RESTRICT, rules, 0) == 0
     os.close(rules)
-    return done
+    return done and version >= _LANDLOCK_TRUNCATES
 
 
-def _seccomp(libc: Any, arch: int, forbidden: set[int]) -> bool:
+def _seccomp(libc: Any, machine: str) -> bool:
     """A filter in the kernel that answers the forbidden system calls with "not permitted"."""
+    arch = _AUDIT_ARCH[machine]
     load, equal, above, give = 0x20, 0x15, 0x35, 0x06  # BPF: load a word, jump if ==, jump if >=, return
     program = [(load, 0, 0, 4), (equal, 1, 0, arch), (give, 0, 0, _SECCOMP_KILL_PROCESS), (load, 0, 0, 0)]
     program += [(above, 0, 1, _X32_BIT), (give, 0, 0, _SECCOMP_KILL_PROCESS)]
-    for number in sorted(forbidden):
+    for number in sorted(_FORBIDDEN_CALLS[machine]):
         program += [(equal, 0, 1, number), (give, 0, 0, _SECCOMP_ERRNO_EPERM)]
+    for calls, listed, other in (
+        (_ALLOWED_WITH, _SECCOMP_ALLOW, _SECCOMP_ERRNO_EPERM),
+        (_FORBIDDEN_WITH, _SECCOMP_ERRNO_EPERM, _SECCOMP_ALLOW),
+    ):
+        for number, (place, values) in calls[machine].items():
+            tests = [(load, 0, 0, 16 + 8 * place)]  # the lower half of the argument, which is all that these calls read
+            for value in values:
+                tests += [(equal, 0, 1, value), (give, 0, 0, listed)]
+            tests.append((give, 0, 0, other))
+            program += [(equal, 0, len(tests), number), *tests]
     program.append((give, 0, 0, _SECCOMP_ALLOW))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     pointer = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))

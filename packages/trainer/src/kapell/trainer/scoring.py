@@ -44,7 +44,8 @@ class Scorer:
         """The batch with ``rm_scores`` ``(B, T)``, ``exact_match``, ``reward_components`` ``(B, K)``, the score of each
         reward, ``solution_str``, and ``reward_extra``, what else the rewards returned for the row.
 
-        Numbers in it are averaged as ``reward/<name>``.
+        Numbers in it are averaged as ``reward/<name>``, or ``reward/<name>_returned`` where scoring has a number of
+        that name itself, such as the count ``reward/errors``.
         """
         columns = batch.non_tensor_batch
         solutions = decode_responses(batch, self.tokenizer)
@@ -69,15 +70,23 @@ class Scorer:
 
 
 def decode_responses(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The text of each response, without special tokens."""
-    lengths = batch.column("response_mask").sum(-1).tolist()
+    """The text of each response up to its last token, without special tokens.
+
+    Tokens that the mask leaves out on the way, such as what a tool answered, are part of it.
+    """
+    lengths = _lengths(batch.column("response_mask")).tolist()
     rows = zip(batch.column("responses").tolist(), lengths, strict=True)
     return tokenizer.batch_decode([row[:length] for row, length in rows], skip_special_tokens=True)
 
 
+def _lengths(mask_BT: torch.Tensor) -> torch.Tensor:
+    """The tokens of each row up to its mask's last 1; 0 without any."""
+    return (mask_BT.flip(-1).cumsum(-1) > 0).sum(-1)
+
+
 def _on_last_token(scores: Sequence[float], mask_BT: torch.Tensor) -> torch.Tensor:
     scores_BT = torch.zeros(mask_BT.shape)
-    lengths_B = mask_BT.sum(-1)
+    lengths_B = _lengths(mask_BT)
     if (lengths_B == 0).any():
         row = int((lengths_B == 0).nonzero()[0])
         raise ValueError(f"row {row} has an empty response, so its score has no token to lie on")
@@ -108,12 +117,16 @@ def _matches(result: Scores, rows: RewardRows) -> list[float]:
 
 def _reward_metrics(result: Scores, matches: Sequence[float]) -> Mapping[str, Metric]:
     metrics = {"reward/errors": Metric.sum(sum(result.errors.values()))}
-    columns: dict[str, Sequence[Any]] = {**result.extra, EXACT_MATCH: matches}
+    columns: list[tuple[str, Sequence[Any]]] = [(EXACT_MATCH, matches)]
+    columns += [column for column in result.extra.items() if column[0] != EXACT_MATCH]  # which the matches are of
     if len(result.components) > 1:
-        columns |= result.components
+        columns += result.components.items()
         metrics |= {f"reward/{term}/errors": Metric.sum(count) for term, count in result.errors.items()}
-    for name, values in columns.items():
+    for name, values in columns:
+        key = f"reward/{name}"
+        while key in metrics:
+            key += "_returned"
         numbers = [float(value) for value in values if isinstance(value, _NUMBER)]
         if numbers:
-            metrics[f"reward/{name}"] = Metric.mean(sum(numbers) / len(numbers), weight=len(numbers))
+            metrics[key] = Metric.mean(sum(numbers) / len(numbers), weight=len(numbers))
     return metrics

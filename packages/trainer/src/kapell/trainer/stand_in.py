@@ -10,6 +10,7 @@ import json
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GPT2Config, GPT2ForSequenceClassification
@@ -106,7 +107,7 @@ def _small(config: Config, folder: Path) -> Config:
             forward_max_token_len_per_gpu=None,
             strategy="ddp",
         ),
-        reward=RewardConfig(reward_model=_small_reward_model(config, folder)),
+        reward=RewardConfig(terms=_small_terms(config), reward_model=_small_reward_model(config, folder)),
         trainer=TrainerConfig(n_gpus_per_node=1, total_training_steps=1, logger=[]),
         backend=BackendConfig(name="local"),
     )
@@ -117,6 +118,12 @@ def _write_prompts(folder: Path) -> Path:
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[:_PROMPTS]))
     return path
+
+
+def _small_terms(config: Config) -> dict[str, Any]:
+    """The bundled task's reward for each of the run's own, whose number an algorithm may be told."""
+    names = [*config.reward.terms, *(["reward"] if config.reward.custom_reward_function.path is not None else [])]
+    return {name: {"type": "function"} for name in names}
 
 
 def _small_reward_model(config: Config, folder: Path) -> RewardModelConfig:

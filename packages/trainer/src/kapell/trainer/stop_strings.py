@@ -12,9 +12,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-__all__ = ["StopStrings"]
+__all__ = ["StopStrings", "check_stop_strings"]
 
 _MARGIN = 4  # tokens before the longest match: a text cut in the middle may decode to less at its start
+
+
+def check_stop_strings(strings: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ``ValueError`` for one that never comes: the text of a response is without special tokens."""
+    for string in strings:
+        if special := [token for token in tokenizer.all_special_tokens if token in string]:
+            raise ValueError(
+                f"the stop string {string!r} never comes, because responses are read without special tokens such as "
+                f"{special[0]}; for that token to end a response, name its id as an eos_token_id in the model's "
+                "generation_config.json"
+            )
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,10 @@ Save = Callable[[int, Callable[[], dict[str, Any]]], None]
 
 
 class Trainer:
-    """Runs a step function for ``total_steps`` batches of prompts."""
+    """Runs a step function for ``total_steps`` batches of prompts.
+
+    ``num_workers`` is how many share the work: ``perf/throughput`` is of one.
+    """
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class Trainer:
         save_freq: int = -1,
         hooks: Sequence[Hook] = (),
         strict_hooks: bool = False,
+        num_workers: int = 1,
     ) -> None:
         self._step = step
         self._stages = stages
@@ -63,6 +67,7 @@ class Trainer:
         self._save = save
         self._save_freq = save_freq
         self._hooks = Hooks(hooks, strict=strict_hooks)
+        self._num_workers = num_workers
         self._first: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._totals: dict[str, float] = defaultdict(float)
@@ -132,7 +137,7 @@ class Trainer:
             "training/epoch": epoch,
             "timing_s/step": seconds,
             "perf/time_per_step": seconds,
-            "perf/throughput": metrics["perf/total_num_tokens"] / seconds,
+            "perf/throughput": metrics["perf/total_num_tokens"] / seconds / self._num_workers,
         }
         if self._is_due(step, self._test_freq):
             metrics |= self.validate(step)

@@ -117,7 +117,13 @@ def check_metric(name: str, data_sources: Sequence[str], num_samples: int) -> No
 
 
 def _predictions(samples: Sequence[Mapping[str, Any]]) -> list[Hashable]:
-    return [str(sample["reward_extra"].get(_PREDICTION, sample["response"].strip())) for sample in samples]
+    return [_prediction(sample["reward_extra"], sample["response"]) for sample in samples]
+
+
+def _prediction(extra: Mapping[str, Any], response: str) -> str:
+    """What a reward read as the answer, whichever of several rewards; else the response."""
+    named = (value for name, value in extra.items() if name.rpartition("/")[2] == _PREDICTION and value is not None)
+    return str(next(named, response.strip()))
 
 
 def _most_answers(detailed: Mapping[str, Metric], source: str) -> int:

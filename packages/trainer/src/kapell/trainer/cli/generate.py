@@ -14,6 +14,7 @@ from rich.console import Console
 from .common import quiet_libraries, user_mistakes
 
 if TYPE_CHECKING:
+    from ..config import Config
     from .common import Commands
 
 __all__ = ["add_parser"]
@@ -27,11 +28,16 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("prompts", nargs="+", metavar="PROMPT")
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--temperature", type=float, default=None, help="sample; without it the most probable token")
+    parser.add_argument(
+        "--temperature", type=float, default=None, help="sample; 0, the default: the most probable token"
+    )
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="ends an answer; repeatable. Default: those of the run"
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--raw", action="store_true", help="the model goes on from the PROMPT itself, without its chat template"
+    )
     parser.set_defaults(run=_generate)
 
 
@@ -40,14 +46,18 @@ def _generate(options: argparse.Namespace, console: Console) -> None:
     from ..generate import generate_texts
 
     folder = Path(options.folder).expanduser()
+    config = _config_of(folder)
+    stop = config.actor_rollout_ref.rollout.stop if config else []
     with user_mistakes(), _model_of(folder) as model:
         texts = generate_texts(
             model,
             options.prompts,
             max_new_tokens=options.max_new_tokens,
             temperature=options.temperature,
-            stop=_stop_strings(folder) if options.stop is None else options.stop,
+            stop=stop if options.stop is None else options.stop,
             seed=options.seed,
+            raw=options.raw,
+            template_options=config.data.apply_chat_template_kwargs if config else None,
         )
     for text in texts:
         console.print(text, markup=False, highlight=False)
@@ -69,8 +79,9 @@ def _model_of(folder: Path) -> Generator[Path]:
             yield Path(temporary)
 
 
-def _stop_strings(folder: Path) -> list[str]:
+def _config_of(folder: Path) -> Config | None:
+    """The configuration of a run; None for a folder that holds a model alone."""
     from ..config_load import load_config
 
     file = folder / "config.yaml"
-    return load_config([file]).config.actor_rollout_ref.rollout.stop if file.is_file() else []
+    return load_config([file]).config if file.is_file() else None

@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from ..config_trainer import DEFAULT_STEPS
 from ..run_folder import CURVES
 from .charts import Series, line_chart, stacked_bars, tidy
 from .run_data import RunData, load_run
@@ -22,7 +23,7 @@ _CARDS = {
     "reward, held out": "val/score/mean",
     "reward, training": "critic/score/mean",
     "entropy": "actor/entropy",
-    "tokens per second": "perf/throughput",
+    "tokens per second and worker": "perf/throughput",
     "seconds per step": "timing_s/step",
 }
 _SHARES = {"val/exact_match"}
@@ -83,6 +84,8 @@ def render_report(runs: Sequence[RunData]) -> str:
 def _subtitle(run: RunData) -> str:
     steps = int(run.records[-1]["step"])
     planned = run.config.get("trainer.total_training_steps")
+    if planned is None and run.config.get("trainer.total_epochs") is None:
+        planned = DEFAULT_STEPS
     parts = [f"{steps} of {planned} steps" if planned and planned != steps else f"{steps} steps"]
     estimator, backend = run.config.get("algorithm.adv_estimator"), run.config.get("backend.name")
     if estimator:

@@ -12,7 +12,7 @@ __all__ = ["StageTime", "stage_seconds", "time_by_role"]
 _PREFIX = "timing_s/"
 _STEP = "step"
 _ROLES: Mapping[str, tuple[str, ...]] = {
-    "rollout": ("gen",),
+    "rollout": ("gen", "gen_max"),
     "actor": ("old_log_prob", "update_actor"),
     "reference": ("ref",),
     "critic": ("values", "update_critic"),
