@@ -3,7 +3,22 @@
 import pytest
 from list_batch import ids, run
 
-from kapell.decorators import Dispatch, GroupShape, MeshLayout, MethodSpec, is_future, make_plan, materialize
+from kapell.decorators import (
+    Dispatch,
+    Execute,
+    GroupShape,
+    MeshLayout,
+    MethodSpec,
+    Replicate,
+    is_future,
+    make_plan,
+    materialize,
+)
+
+
+def ids_of(batch):
+    return batch.column("id")
+
 
 SHAPE = GroupShape(4, meshes={"tp": MeshLayout((0, 0, 1, 1), (True, False, True, False))})
 
@@ -108,6 +123,32 @@ def test_unknown_rows_are_neither_padded_nor_balanced():
         spec = MethodSpec(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, **options)
         with pytest.raises(ValueError, match=r"'x' is a future whose rows are not known yet; .*Wait for it first"):
             make_plan("f", spec, SHAPE, (ids(5),), {"x": Pending([1])})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"uneven": "pad"}, {"uneven": "refuse"}, {"balance_by": "id"}, {"balance_by": ids_of}, {"group_by": "id"}],
+)
+@pytest.mark.parametrize("mode", [Dispatch.DP_COMPUTE_PROTO, Dispatch.mesh("tp")], ids=str)
+@pytest.mark.parametrize("future", [Pending([1, 2, 3]), ChunkedPending(None)], ids=["whole", "chunked"])
+def test_unknown_rows_alone_are_neither_padded_balanced_grouped_nor_refused_by_their_number(options, mode, future):
+    spec = MethodSpec(dispatch_mode=mode, **options)
+    with pytest.raises(ValueError, match=r"'x' is a future whose rows are not known yet; .*Wait for it first"):
+        make_plan("f", spec, SHAPE, (), {"x": future})
+    make_plan("f", spec, SHAPE, (ids(4),))  # as such, the call is fine
+
+
+@pytest.mark.parametrize("value", [Pending([1, 2, 3]), 5, Replicate([1, 2])], ids=["future", "no rows", "replicated"])
+@pytest.mark.parametrize("options", [{}, {"execute_mode": Execute.RANK_ZERO}], ids=["all", "rank zero"])
+def test_a_call_without_known_rows_tells_the_padding_argument_none(value, options):
+    spec = MethodSpec(dispatch_mode=Dispatch.mesh("tp"), padding_argument="num_padding", **options)
+    planned = make_plan("f", spec, SHAPE, (value,))
+    assert [planned.call_for(rank)[1] for rank in planned.ranks] == [{"num_padding": 0}] * len(planned.ranks)
+
+
+def test_a_call_in_another_mode_tells_the_padding_argument_none():
+    spec = MethodSpec(dispatch_mode=Dispatch.ONE_TO_ALL, padding_argument="num_padding")
+    assert make_plan("f", spec, SHAPE, ([1, 2],)).call_for(3) == (([1, 2],), {"num_padding": 0})
 
 
 def test_a_future_that_knows_its_rows_is_planned_like_a_batch():

@@ -101,6 +101,23 @@ def test_the_ragged_dimension_is_kept_when_lengths_coincide():
     assert [row.shape for row in shards[1].unbind()] == [(4, 3)]
 
 
+@pytest.mark.parametrize("in_tensordict", [False, True])
+def test_rows_of_ragged_columns_can_be_padded_to_the_longest(in_tensordict):
+    value = torch.nested.nested_tensor_from_jagged(
+        torch.arange(32).view(4, 8), offsets=torch.tensor([0, 3, 8]), jagged_dim=2
+    )
+    value = TensorDict({"ids": value}, [2]) if in_tensordict else value
+    splitter = splitter_of(value)
+    cut, taken = splitter.cut(value, 0, 2), splitter.take(value, [1, 0])
+    joined = splitter.join([splitter.cut(value, 1, 2), splitter.cut(value, 0, 1)])
+    for made, order in ((cut, [0, 1]), (taken, [1, 0]), (joined, [1, 0]), (splitter.cut(value, 0, 1), [0])):
+        made = made["ids"] if in_tensordict else made
+        rows = [torch.arange(32).view(4, 8)[:, :3], torch.arange(32).view(4, 8)[:, 3:]]
+        padded = made.to_padded_tensor(0)
+        assert padded.shape == (len(order), 4, max(rows[row].shape[1] for row in order))
+        assert all(torch.equal(padded[at, :, : rows[row].shape[1]], rows[row]) for at, row in enumerate(order))
+
+
 def test_ragged_columns_survive_pickling_of_a_shard():
     (shard,), _ = plan(jagged(1, 2, 3, 4), GroupShape(2)).call_for(1)
     assert rows_of(pickle.loads(pickle.dumps(shard))) == rows_of(jagged(3, 4))

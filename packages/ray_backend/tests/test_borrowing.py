@@ -38,6 +38,8 @@ def test_plain_columns_can_be_borrowed(value):
         torch.nested.nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged),
         DataProto.from_dict({"a": torch.arange(2)}, {"s": [np.arange(2), np.arange(3)]}),
         DataProto.from_dict({"a": torch.arange(2)}, meta_info={"weights": np.arange(2)}),
+        TensorDict({"a": torch.arange(3)}, batch_size=[]),
+        np.zeros(()),
     ],
 )
 def test_what_joining_would_not_copy_is_not_borrowed(value):

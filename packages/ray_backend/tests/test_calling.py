@@ -1,6 +1,7 @@
 """Calls as bytes: what goes in comes out, and what Ray must see goes beside them. No Ray is started."""
 
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -120,6 +121,12 @@ def test_an_argument_is_packed_once_for_all_ranks():
 @pytest.mark.parametrize("answer", [None, 1, "x" * 2000, b"", b"raw", [b"raw"], {"a": (1, {2})}, ...])
 def test_answers_come_back_as_they_were(answer):
     assert opened_answer(packed_answer(answer)) == answer
+
+
+@pytest.mark.parametrize("size", [10, 200_000, 2_000_000])
+def test_bytes_are_not_taken_for_a_pickle_on_their_way(size):
+    for answer in (b"x" * size, pickle.dumps("x" * size)):
+        assert opened_answer(packed_answer(answer)) == answer
 
 
 def test_a_small_answer_is_bytes_on_its_way_and_private_at_its_end():

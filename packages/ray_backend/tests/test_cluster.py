@@ -11,7 +11,7 @@ import torch
 from kapell.decorators import Dispatch, register
 from kapell.protocol import DataProto
 from kapell.ray_backend import RayResourcePool, RayWorkerGroup, merge_resource_pool, placement, split_resource_pool
-from kapell.workergroup import ClassWithInitArgs, Worker, WorkerLostError
+from kapell.workergroup import ClassWithInitArgs, ResourcePool, Worker, WorkerLostError
 
 
 class Sitter(Worker):
@@ -123,6 +123,10 @@ def test_a_pool_is_cut_across_nodes_cut_again_and_merged(make_pool):
         assert [seat[2:4] for seat in group.seat()] == [(0, 4), (1, 4), (2, 4), (3, 4)]
     with pytest.raises(ValueError, match="overlap"):
         merge_resource_pool(first, whole)
+    assert whole.merge(*whole.split([1, 3, 2])).store == [4, 2]
+    assert ResourcePool.merge(second, first).store == [4, 2]
+    with pytest.raises(TypeError, match="different backends"):
+        whole.merge(first, ResourcePool([1]))
 
 
 def test_data_travels_between_nodes_and_stays_private(make_pool):

@@ -19,6 +19,7 @@ from kapell.ray_backend import (
     RayResourcePool,
     RayWorkerGroup,
     ResourcePoolManager,
+    StartTimeoutError,
     calling,
 )
 from kapell.ray_backend.rendezvous import claim_port
@@ -37,9 +38,10 @@ class TwoArguments(Exception):
 
 
 class Probe(Worker):
-    def __init__(self, offset=0):
+    def __init__(self, offset=0, seconds=0.0):
         super().__init__()
         self.offset = offset
+        time.sleep(seconds)
 
     @register(Dispatch.ONE_TO_ALL)
     def place(self):
@@ -391,6 +393,24 @@ def test_worker_env_reaches_its_group_only(pool):
 def test_protected_variables_are_refused_before_anything_starts(pool):
     with pytest.raises(ValueError, match="MASTER_PORT, RANK"):
         RayWorkerGroup(pool, ClassWithInitArgs(Probe), worker_env={"RANK": "7", "MASTER_PORT": "1"})
+
+
+@pytest.mark.parametrize("way", ["options", "class", "remote"])
+def test_protected_variables_are_refused_in_a_runtime_env_too(pool, way):
+    options = {"runtime_env": {"env_vars": {"RANK": "7", "CUDA_VISIBLE_DEVICES": "1"}}}
+    probe = RayClassWithInitArgs(ray.remote(**options)(Probe) if way == "remote" else Probe)
+    if way == "class":
+        probe.update_options(options)
+    with pytest.raises(ValueError, match=r'runtime_env\["env_vars"\] sets CUDA_VISIBLE_DEVICES, RANK'):
+        RayWorkerGroup(pool, probe, options=options if way == "options" else None)
+
+
+def test_verls_timeout_bounds_the_start(pool):
+    arguments = pool, ClassWithInitArgs(Probe, seconds=600.0), True, None, False, None, None, 3
+    with pytest.raises(StartTimeoutError, match=r"__init__ of rank 0, 1 is not done|start of the process"):
+        RayWorkerGroup(*arguments)
+    with RayWorkerGroup(pool, ClassWithInitArgs(Probe), ray_wait_register_center_timeout=300) as group:
+        assert group.world_size == 2
 
 
 def test_options_of_a_group_do_not_stick_to_the_class(pool):

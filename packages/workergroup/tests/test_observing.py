@@ -3,7 +3,15 @@ import json
 import pytest
 
 from kapell.decorators import Dispatch, register
-from kapell.workergroup import ClassWithInitArgs, LocalBackend, LocalWorkerGroup, ResourcePool, Worker, save_trace
+from kapell.workergroup import (
+    ClassWithInitArgs,
+    LocalBackend,
+    LocalWorkerGroup,
+    ResourcePool,
+    RunTime,
+    Worker,
+    save_trace,
+)
 
 
 class Sizer(Worker):
@@ -63,6 +71,17 @@ def test_accounts_are_bounded():
         record.sending = [0.0] * 4097
     assert ledger.num_calls == 20
     assert sum(len(record.ranks) for record in ledger.records) <= 65_536
+
+
+def test_calls_that_another_program_made_on_the_same_workers_are_not_taken_for_ones_own():
+    from kapell.workergroup.accounting import Ledger
+
+    ledger, other = Ledger(), Ledger()
+    record = ledger.open("role", "method", 0.0, [0])
+    assert other.open("role", "other", 0.0, [0]).number == record.number == 1
+    own = RunTime(ledger.first + 1, 0.0, 1.0)
+    ledger.add_run_times({0: [own, RunTime(other.first + 1, 0.0, 9.0)]})
+    assert record.runs == {0: own}
 
 
 def test_trace_opens_in_perfetto_with_a_row_for_each_rank(tmp_path):

@@ -12,8 +12,8 @@ nodes = st.lists(st.integers(1, 8), min_size=1, max_size=6)
 def test_nodes_may_differ_in_size():
     pool = ResourcePool([4, 2])
     assert pool.world_size == 6
-    assert pool.local_world_size_list == [4, 4, 4, 4, 2, 2]
-    assert pool.local_rank_list == [0, 1, 2, 3, 0, 1]
+    assert pool.local_world_size_list() == [4, 4, 4, 4, 2, 2]
+    assert pool.local_rank_list() == [0, 1, 2, 3, 0, 1]
     assert pool.node_rank_list == [0, 0, 0, 0, 1, 1]
 
 
@@ -52,5 +52,6 @@ def test_split_then_merge_keeps_every_process(counts, data):
 @given(nodes)
 def test_every_rank_has_a_place_on_its_node(counts):
     pool = ResourcePool(counts)
-    assert all(local < size for local, size in zip(pool.local_rank_list, pool.local_world_size_list, strict=True))
+    places = zip(pool.local_rank_list(), pool.local_world_size_list(), strict=True)
+    assert all(local < size for local, size in places)
     assert pool.node_rank_list == sorted(pool.node_rank_list)

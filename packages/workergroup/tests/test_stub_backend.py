@@ -5,7 +5,16 @@ import asyncio
 import pytest
 
 from kapell.decorators import Dispatch, register
-from kapell.workergroup import CallRunner, RankCall, Worker, WorkerFailedError, WorkerGroup, Workers, use_worker_env
+from kapell.workergroup import (
+    CallRunner,
+    LostWorker,
+    RankCall,
+    Worker,
+    WorkerFailedError,
+    WorkerGroup,
+    Workers,
+    use_worker_env,
+)
 
 
 class Rows(Worker):
@@ -131,6 +140,51 @@ def test_run_times_are_asked_through_an_ordinary_call(runner):
     assert run.number == 7
     assert run.started <= run.finished
     assert workers.run_times([0], 1.0) == {0: []}
+
+
+class BusyWorkers(RunnerWorkers):
+    """One rank that answers only when the test says so."""
+
+    free = False
+    lost = False
+
+    def __init__(self, runner):
+        super().__init__(runner)
+        self.questions = []
+
+    def submit(self, call):
+        self.questions.append(call)
+        return call
+
+    def wait(self, handles, timeout):
+        return list(handles) if self.free else []
+
+    def fetch(self, handle):
+        if self.lost:
+            raise LostWorker("gone")
+        return super().submit(handle)
+
+
+def test_what_a_busy_rank_was_asked_is_heard_the_next_time(runner):
+    workers = BusyWorkers(runner)
+    runner.run("ping", (1,), {}, number=7)
+    for _ in range(3):
+        assert workers.run_times([0], 0.01) == {}
+    assert len(workers.questions) == 1
+    workers.free = True
+    told = workers.run_times([0], 0.01)
+    assert [run.number for run in told[0]] == [7]
+    assert len(workers.questions) == 2  # what ran since the first one was answered is asked, too
+    assert workers.run_times([0], 0.01) == {0: []}
+
+
+def test_a_rank_that_is_lost_while_it_is_asked_tells_nothing_and_is_asked_anew(runner):
+    workers = BusyWorkers(runner)
+    assert workers.run_times([0], 0.01) == {}
+    workers.free = workers.lost = True
+    assert workers.run_times([0], 0.01) == {}
+    workers.lost = False
+    assert workers.run_times([0], 0.01) == {0: []}
 
 
 def test_result_that_nobody_wants_does_not_travel(runner):

@@ -66,6 +66,8 @@ class CallLayout:
             return self._plan_rows(slots, values, there)
         lay_open = lay.entry_per_rank if self.per_worker and not self.alone else lay.whole
         planned = [lay.marked(slot, value) or lay_open(slot, value) for slot, value in zip(slots, values, strict=True)]
+        if padding_argument is not None:
+            planned.append(PlannedArgument(padding_argument, None, (0,), lay.to_all))
         reduction = Reduction.FIRST if self.alone else self.mode.collect
         return self._finished(planned, reduction, there)
 

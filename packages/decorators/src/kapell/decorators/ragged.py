@@ -53,4 +53,9 @@ def _offsets(sizes: list[int], like: Any) -> Any:
 
 
 def _build(values: Any, offsets: Any, ragged_dim: int) -> Any:
-    return sys.modules["torch"].nested.nested_tensor_from_jagged(values, offsets=offsets, jagged_dim=ragged_dim)
+    sizes = offsets.diff()
+    # Without the longest size torch pads to that of the first dimension of `values`, which cuts rows short.
+    shortest, longest = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
+    return sys.modules["torch"].nested.nested_tensor_from_jagged(
+        values, offsets=offsets, jagged_dim=ragged_dim, min_seqlen=shortest, max_seqlen=longest
+    )

@@ -58,10 +58,10 @@ def plan_rows(
             found[place] = _Batch(label, value, splitter, splitter.length(value), parts)
     batches = list(found.values())
     layout = _layout(method, spec, batches, num_shards, world_size) if batches else None
-    if futures and layout is not None and (layout.order is not None or layout.padded_size is not None):
+    if futures and _needs_rows(spec, layout):
         raise ValueError(
-            f"{method}: argument {arguments[min(futures)][0]!r} is a future whose rows are not known yet; it cannot be "
-            "padded or balanced with the other arguments. Wait for it first: .get()"
+            f"{method}: argument {arguments[min(futures)][0]!r} is a future whose rows are not known yet; this call "
+            "pads, balances, groups or refuses by them. Wait for it first: .get()"
         )
     values: list[Sequence[Any]] = []
     for place, (_, value) in enumerate(arguments):
@@ -73,8 +73,17 @@ def plan_rows(
             values.append(_future_parts(value, num_shards))
         else:
             values.append((value,))
-    told = layout.padding if layout is not None and spec.padding_argument is not None else None
+    told = None
+    if spec.padding_argument is not None:
+        told = (0,) * num_shards if layout is None else layout.padding
     return RowsPlan(tuple(values), layout, told)
+
+
+def _needs_rows(spec: MethodSpec, layout: RowLayout | None) -> bool:
+    """Whether the rows of every argument decide how the call is laid out."""
+    if layout is not None:
+        return layout.order is not None or layout.padded_size is not None
+    return spec.balance_by is not None or spec.group_by is not None or spec.uneven is not Uneven.SHARDS
 
 
 def _knows_its_rows(future: Any) -> bool:

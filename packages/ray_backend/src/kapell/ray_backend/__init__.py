@@ -22,6 +22,7 @@ if "ray" not in sys.modules:
         import_module("ray")
 
 if TYPE_CHECKING:
+    from .attaching import BusyWorkersError
     from .backend import RayBackend
     from .classes import (
         RayClassWithInitArgs,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from .storing import StoreFullError
 
 __all__ = [
+    "BusyWorkersError",
     "EndedSessionError",
     "InfeasiblePoolError",
     "LostBatchError",
@@ -65,6 +67,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "BusyWorkersError": "attaching",
     "EndedSessionError": "session",
     "InfeasiblePoolError": "preflight",
     "LostBatchError": "keeping",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from itertools import chain, repeat
 from typing import Any, NamedTuple
@@ -9,17 +11,37 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayActorError
 
-from kapell.workergroup import LostWorker, failed_ranks
+from kapell.workergroup import ClassWithInitArgs, LostWorker, failed_ranks
 
 from .host import HostFacts
 from .session import EndedSessionError
 
-__all__ = ["RunningWorker", "names_with_prefix", "running_workers"]
+__all__ = ["BusyWorkersError", "RunningWorker", "class_of", "names_with_prefix", "running_workers"]
 
+logger = logging.getLogger(__name__)
+
+_REPORT_EVERY = 30.0  # seconds between two lines about workers that are busy
 _WAY_OUT = (
     "restart the rank in the program that started the group, or start the group anew; a group is attached to with all "
     "its workers, group[:1] then calls some of them"
 )
+
+
+class BusyWorkersError(TimeoutError):
+    """Workers of a running group were too busy to be attached to; they go on with what they do."""
+
+    def __init__(self, role: str, timeout: float, workers: Sequence[str]) -> None:
+        super().__init__(role, timeout, tuple(workers))
+        self.role = role
+        self.timeout = timeout
+        self.workers = tuple(workers)
+        """Their names, or their handles where they have none."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.role}: {', '.join(self.workers)} did not answer within {self.timeout:g} s, busy with a call or "
+            f"with their start; attach when that is over, or raise start_timeout"
+        )
 
 
 class RunningWorker(NamedTuple):
@@ -34,12 +56,13 @@ class RunningWorker(NamedTuple):
 
 
 def running_workers(
-    names: Sequence[str] | None, handles: Sequence[Any] | None, namespace: str | None, *, role: str
+    names: Sequence[str] | None, handles: Sequence[Any] | None, namespace: str | None, *, role: str, timeout: float
 ) -> list[RunningWorker]:
     """The workers of these handles, or of these names, in the order of their ranks.
 
     Raises ``ValueError`` when there is none, or when they are of several groups, `WorkerLostError` when ranks of their
-    group are not among them, and `EndedSessionError`.
+    group are not among them, `BusyWorkersError` when some have not answered after ``timeout`` seconds, and
+    `EndedSessionError`.
     """
     lost: list[str] = []
     found = [("", handle) for handle in handles] if handles is not None else _named(names or (), namespace, lost)
@@ -53,6 +76,7 @@ def running_workers(
         if type(error) is not Exception:  # Ray has no class for an actor of another session
             raise
         raise EndedSessionError("a worker of worker_handles") from error
+    _wait_for(asked, [name or str(actor) for name, actor in found], role, timeout)
     running: list[RunningWorker] = []
     for (name, actor), ref in zip(found, asked, strict=True):
         try:
@@ -62,6 +86,27 @@ def running_workers(
     running.sort(key=lambda worker: worker.facts.rank)
     _check_complete(running, lost, role)
     return running
+
+
+def class_of(worker: RunningWorker, *, role: str, timeout: float) -> ClassWithInitArgs:
+    """The class that a worker runs, with its arguments. Raises `BusyWorkersError` as `running_workers` does."""
+    asked = worker.actor.describe.remote()
+    _wait_for([asked], [worker.name or str(worker.actor)], role, timeout)
+    return ray.get(asked)
+
+
+def _wait_for(asked: Sequence[ray.ObjectRef], workers: Sequence[str], role: str, timeout: float) -> None:
+    name_of = dict(zip(asked, workers, strict=True))
+    end = time.monotonic() + timeout
+    late = list(asked)
+    while late:
+        remaining = max(0.0, end - time.monotonic())
+        _, late = ray.wait(late, num_returns=len(late), timeout=min(remaining, _REPORT_EVERY))
+        busy = [name_of[ref] for ref in late]
+        if late and remaining <= _REPORT_EVERY:
+            raise BusyWorkersError(role, timeout, busy)
+        if late:
+            logger.warning("%s: waiting to attach to busy workers: %s", role, ", ".join(busy))
 
 
 def _check_complete(running: Sequence[RunningWorker], lost: Sequence[str], role: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import ray
 
-from kapell.workergroup import Backend, ClassWithInitArgs, ResourcePool, WorkerGroup
+from kapell.workergroup import Backend, ClassWithInitArgs, ResourcePool
 
 from .group import RayWorkerGroup
 from .pools import RayResourcePool
@@ -28,7 +29,7 @@ class RayBackend(Backend):
     def __init__(self, **options: Any) -> None:
         self._options = options
         self._session: tuple[str, str] | None = None  # the one that this backend joined or started
-        self._groups: list[WorkerGroup] = []
+        self._runtimes: WeakSet[Any] = WeakSet()  # of groups: one that nobody holds ends by itself
         self._pools: list[RayResourcePool] = []
 
     def start(self) -> None:
@@ -63,13 +64,13 @@ class RayBackend(Backend):
                 f"a Ray group needs a RayResourcePool, got {type(pool).__name__}; use this backend's resource_pool"
             )
         group = RayWorkerGroup(pool, cls_with_init, role=role, worker_env=worker_env, **options)
-        self._groups.append(group)
+        self._runtimes.add(group._route.runtime)
         return group
 
     def close(self) -> None:
         """End the groups, give the pools back, and leave Ray if this backend joined or started it."""
-        while self._groups:
-            self._groups.pop().close()
+        for runtime in list(self._runtimes):
+            runtime.close()
         while self._pools:
             self._pools.pop().close()
         if self._session and self._session == this_session():

@@ -40,7 +40,7 @@ def may_borrow() -> bool:
 
 
 def is_borrowable(value: Any) -> bool:
-    """Whether joining several such values copies every array in them: none lies inside cells or meta."""
+    """Whether several such values are joined, by copying every array in them: none lies inside cells or meta."""
     kind = (type(value).__module__, type(value).__name__)
     if kind == ("kapell.protocol.dataproto", "DataProto"):
         return (
@@ -49,8 +49,8 @@ def is_borrowable(value: Any) -> bool:
             and _is_plain(value.meta_info)
         )
     if kind[0].startswith("tensordict") and kind[1] == "TensorDict":
-        return all(map(_is_plain_tensor, value.values()))
-    return _is_plain_tensor(value) or (kind == ("numpy", "ndarray") and not value.dtype.hasobject)
+        return value.batch_dims > 0 and all(map(_is_plain_tensor, value.values()))
+    return _is_plain_tensor(value) or (kind == ("numpy", "ndarray") and value.ndim > 0 and not value.dtype.hasobject)
 
 
 def load_borrowed(head: bytes, buffers: Sequence[Any]) -> Any:

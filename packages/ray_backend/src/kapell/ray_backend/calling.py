@@ -152,7 +152,7 @@ def opened_call(head: bytes | int, apart: Sequence[Any]) -> OpenedCall:
 
 
 def packed_answer(value: Any) -> Any:
-    """An answer that `opened_answer` reads: as bytes where it is small."""
+    """An answer that `opened_answer` reads: a pickle where it is small, or is itself bytes."""
     if type(value) in _PLAIN:
         return value
     try:
@@ -160,7 +160,7 @@ def packed_answer(value: Any) -> Any:
     except HoldsReferencesError:
         return shipped(value)
     nbytes = packed.nbytes
-    if nbytes > _PIECE_BYTES:
+    if nbytes > _PIECE_BYTES and type(value) is not bytes:  # shipped, they would look like a pickle when Ray opens them
         return ship(packed, nbytes, value)
     return _in_one(packed)
 

@@ -43,7 +43,10 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         self._options.update(options)
 
     def set_additional_resource(self, additional_resource: Mapping[str, Any]) -> None:
-        """Ask for more resources for each worker, as Ray options such as ``{"memory": 2**30}``."""
+        """Ask for other resources for each worker, as Ray options such as ``{"num_cpus": 0.5}``.
+
+        They are a part of what a process of the pool holds: CPUs and accelerators.
+        """
         self._additional_resource = dict(additional_resource)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 from ray import cloudpickle
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from kapell.workergroup import LostWorker, PackedError, pack_error
+from kapell.workergroup import LostWorker, PackedError, error_parts, pack_error
 
 from .storing import NO_ROOM
 
@@ -25,15 +23,7 @@ def leaving_error(error: BaseException) -> PackedError:
     Classes of a script or of a test file are known here only by value, so they are sent back by value.
     """
     packed = pack_error(error)
-    if packed.payload is not None or not isinstance(error, Exception):
-        return packed
-    try:
-        payload = _by_value(error)
-        back = pickle.loads(payload)
-        same = type(back) is type(error) and str(back) == str(error)
-    except Exception:  # whatever the exception's own members raise; its text travels in any case
-        return packed
-    return PackedError(payload, packed.stand_in) if same else packed
+    return packed if packed.payload is not None else pack_error(error, _PicklerByValue)
 
 
 def own_error(error: RayTaskError) -> Exception:
@@ -71,21 +61,7 @@ def _memory_reason(text: str) -> str:
     )
 
 
-class _ErrorPickler(cloudpickle.CloudPickler):
+class _PicklerByValue(cloudpickle.CloudPickler):
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, BaseException) and type(obj).__reduce__ is BaseException.__reduce__:
-            return _restore, (type(obj), obj.args), obj.__dict__ or None
-        return super().reducer_override(obj)
-
-
-def _by_value(error: Exception) -> bytes:
-    stream = io.BytesIO()
-    _ErrorPickler(stream).dump(error)
-    return stream.getvalue()
-
-
-def _restore(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Make the exception without its constructor, which may want other arguments than ``args`` holds."""
-    error = cls.__new__(cls, *args)
-    error.args = args
-    return error
+        parts = error_parts(obj)
+        return super().reducer_override(obj) if parts is NotImplemented else parts

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 from uuid import uuid4
 
-import ray
+from kapell.workergroup import (
+    CALL_SECONDS,
+    ClassWithInitArgs,
+    PendingCall,
+    WorkerGroup,
+    WorkerLostError,
+    colocated_roles,
+)
 
-from kapell.workergroup import ClassWithInitArgs, PendingCall, WorkerGroup, WorkerLostError, colocated_roles
-
-from .attaching import names_with_prefix, running_workers
+from .attaching import class_of, names_with_prefix, running_workers
 from .classes import RayClassWithInitArgs
 from .host import HostFacts
 from .pending import pending_call
 from .pools import RayResourcePool
 from .profiling import profiled
-from .starting import Beside, GroupStart, Starter
+from .starting import START_SECONDS, Beside, GroupStart, Starter
 from .workers import RayWorkers
 
 __all__ = ["RayWorkerGroup"]
@@ -31,7 +35,8 @@ class RayWorkerGroup(WorkerGroup):
 
     The constructor is verl's. ``options`` are Ray options of the actors (``max_concurrency``, ``runtime_env``, ...);
     ``worker_names`` or ``worker_handles`` attach to running workers instead of starting some. ``timeout`` bounds every
-    call that sets none itself, ``start_timeout`` the constructors. A group made with ``sharing_with`` another has its
+    call that sets none itself, ``start_timeout`` (in verl ``ray_wait_register_center_timeout``, which wins when given)
+    the constructors, or the wait for running workers that are busy. A group made with ``sharing_with`` another has its
     workers beside that one's, on the same nodes and devices, without resources of its own.
 
     With ``arrivals="read-only"``, arrays and tensors reach the workers as views of Ray's object store, without a copy;
@@ -49,6 +54,7 @@ class RayWorkerGroup(WorkerGroup):
         detached: bool = False,
         worker_names: Sequence[str] | None = None,
         worker_handles: Sequence[Any] | None = None,
+        ray_wait_register_center_timeout: float | None = None,
         *,
         namespace: str | None = None,
         sharing_with: RayWorkerGroup | None = None,
@@ -63,14 +69,17 @@ class RayWorkerGroup(WorkerGroup):
         profile_steps: Sequence[int] | None = None,
         worker_nsight_options: Mapping[str, Any] | None = None,
         arrivals: Arrivals = "private",
-        timeout: float = math.inf,
-        start_timeout: float = 1800.0,
+        timeout: float = CALL_SECONDS,
+        start_timeout: float = START_SECONDS,
     ) -> None:
         if arrivals not in get_args(Arrivals):
             raise ValueError(f"arrivals={arrivals!r} is neither {' nor '.join(map(repr, get_args(Arrivals)))}")
         read_only = arrivals == "read-only"
+        if ray_wait_register_center_timeout is not None:
+            start_timeout = ray_wait_register_center_timeout
         if worker_names is not None or worker_handles is not None:
-            self._attach(ray_cls_with_init, worker_names, worker_handles, namespace, role, read_only, timeout)
+            given = ray_cls_with_init, worker_names, worker_handles, namespace, role, read_only
+            self._attach(*given, timeout=timeout, start_timeout=start_timeout)
             return
         if sharing_with is not None:
             resource_pool = sharing_with.resource_pool
@@ -99,7 +108,7 @@ class RayWorkerGroup(WorkerGroup):
                 master_ports=None if master_port_range is None else range(master_port_range[0], master_port_range[-1]),
                 read_only=read_only,
                 timeout=start_timeout,
-                beside=() if sharing_with is None else sharing_with._places_beside(),
+                beside=() if sharing_with is None else sharing_with._places_beside(min(start_timeout, CALL_SECONDS)),
             )
         )
         actors = starter.start_all()
@@ -125,11 +134,14 @@ class RayWorkerGroup(WorkerGroup):
         namespace: str | None,
         role: str,
         read_only: bool,
+        *,
         timeout: float,
+        start_timeout: float,
     ) -> None:
-        found = running_workers(names, handles, namespace, role=role or "attached group")
+        waiting: Any = {"role": role or "attached group", "timeout": start_timeout}
+        found = running_workers(names, handles, namespace, **waiting)
         if cls_with_init is None:
-            cls_with_init = ray.get(found[0].actor.describe.remote())
+            cls_with_init = class_of(found[0], **waiting)
         role = role or cls_with_init.worker_class.__name__
         workers = RayWorkers(
             [worker.actor for worker in found],
@@ -156,11 +168,13 @@ class RayWorkerGroup(WorkerGroup):
         namespace: str | None = None,
         role: str = "",
         arrivals: Arrivals = "private",
+        timeout: float = CALL_SECONDS,
+        start_timeout: float = START_SECONDS,
     ) -> Self:
         """Attach to running workers by their handles, by their names, or by the ``name_prefix`` of a group.
 
         The workers know their class; closing this group leaves them running. ``namespace`` is Ray's, by default this
-        program's own.
+        program's own. Workers that are busy are waited for, up to ``start_timeout`` seconds: then `BusyWorkersError`.
         """
         if worker_names is None and worker_handles is None:
             worker_names = names_with_prefix(name_prefix or "", namespace)
@@ -172,6 +186,8 @@ class RayWorkerGroup(WorkerGroup):
             namespace=namespace,
             role=role,
             arrivals=arrivals,
+            timeout=timeout,
+            start_timeout=start_timeout,
         )
 
     @property
@@ -215,10 +231,10 @@ class RayWorkerGroup(WorkerGroup):
             raise AttributeError(f"an attached group does not know {name}; ask a worker: get_master_addr_port")
         return env[name]
 
-    def _places_beside(self) -> list[Beside]:
+    def _places_beside(self, timeout: float) -> list[Beside]:
         workers = self._ray_workers
         try:
-            visible = workers.visible_devices()
+            visible = workers.visible_devices(timeout)
         except WorkerLostError as error:
             error.add_note(
                 f"a group beside another takes the places of its running workers; restart those of {self.role!r}"

@@ -153,10 +153,12 @@ class WorkerHost:
     def _packed(self, call: OpenedCall, answer: Any) -> Any:
         """The answer as it goes. Of a large one the size is kept: Ray does not say it when it has no room for it."""
         packed = packed_answer(answer) if call.direct else shipped(answer)
-        if type(packed) is Shipped and packed.nbytes >= _LARGE_BYTES:
+        kind = type(packed)
+        nbytes = packed.nbytes if kind is Shipped else len(packed) if kind is bytes else 0
+        if nbytes >= _LARGE_BYTES:
             if len(self._large) >= _KEPT_SIZES:
                 del self._large[next(iter(self._large))]
-            self._large[ray.get_runtime_context().get_task_id() or ""] = packed.nbytes
+            self._large[ray.get_runtime_context().get_task_id() or ""] = nbytes
         return packed
 
     def _see_own_device(self) -> None:

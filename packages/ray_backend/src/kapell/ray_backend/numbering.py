@@ -14,7 +14,7 @@ _KEPT = 65_536  # as many costs of ranks as a group's ledger keeps
 
 
 def number_of_task(task_id: str) -> int:
-    """A number for a task, which no call of a group has: those count from 1."""
+    """A number for a task, which no call of a group has: those are positive."""
     return -int(task_id, 16)
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from typing import Any
 from uuid import uuid4
 
 import ray
@@ -40,6 +41,9 @@ class PlacementTimeoutError(TimeoutError):
         self.request = request
         self.nodes = tuple(nodes)
         self.free = free
+
+    def __reduce__(self) -> tuple[Any, ...]:  # OSError, a base, keeps four of five arguments
+        return type(self), (self.waited, self.num_ready, self.request, self.nodes, self.free), self.__dict__
 
     def __str__(self) -> str:
         return (

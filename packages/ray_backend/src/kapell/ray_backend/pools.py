@@ -132,6 +132,9 @@ class RayResourcePool(ResourcePool):
         """Cut the ranks, in order, into pools of the given sizes; see `split_resource_pool`."""
         return list(split_resource_pool(self, split_size))
 
+    def _merged(self, pools: Sequence[ResourcePool]) -> RayResourcePool:
+        return _merge(pools)
+
     def _settings(self) -> dict[str, Any]:
         return {
             "use_gpu": self.use_gpu,
@@ -226,14 +229,24 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
 
     The pools keep their own reservations. Raises ``ValueError`` when their processes differ in what they hold.
     """
-    first, second = rp1._settings(), rp2._settings()
-    if differing := [name for name in first if first[name] != second[name]]:
-        pairs = ", ".join(f"{name}: {first[name]!r} and {second[name]!r}" for name in differing)
-        raise ValueError(f"cannot merge pools that differ in {pairs}; make both with the same settings")
+    return _merge([rp1, rp2])
+
+
+def _merge(pools: Sequence[ResourcePool]) -> RayResourcePool:
+    ray_pools = [pool for pool in pools if isinstance(pool, RayResourcePool)]
+    if len(ray_pools) < len(pools):
+        kinds = ", ".join(sorted({type(pool).__name__ for pool in pools}))
+        raise TypeError(f"cannot merge pools of different backends, got {kinds}; make all with one backend")
+    first = ray_pools[0]._settings()
+    for pool in ray_pools[1:]:
+        other = pool._settings()
+        if differing := [name for name in first if first[name] != other[name]]:
+            pairs = ", ".join(f"{name}: {first[name]!r} and {other[name]!r}" for name in differing)
+            raise ValueError(f"cannot merge pools that differ in {pairs}; make all with the same settings")
     groups: list[PlacementGroup] = []
     position: dict[Any, int] = {}
     places: list[Place] = []
-    for pool in (rp1, rp2):
+    for pool in ray_pools:
         own = pool.get_placement_groups()
         for spot in pool.places:
             group = own[spot.group]
@@ -242,8 +255,7 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
                 groups.append(group)
             places.append(Place(position[group.id], spot.bundle))
     if len(set(places)) != len(places):
-        raise ValueError(f"cannot merge pools that share processes: {rp1!r} and {rp2!r} overlap")
+        raise ValueError(f"cannot merge pools that share processes: {' and '.join(map(repr, ray_pools))} overlap")
     places.sort(key=lambda spot: spot.group)  # stable: order within a node stays
-    return SubRayResourcePool._of_places(
-        groups, places, {**first, "name_prefix": f"{rp1.name_prefix}_{rp2.name_prefix}"}
-    )
+    name_prefix = "_".join(pool.name_prefix for pool in ray_pools)
+    return SubRayResourcePool._of_places(groups, places, {**first, "name_prefix": name_prefix})

@@ -31,6 +31,9 @@ class StartTimeoutError(TimeoutError):
         self.waited = waited
         self.ranks = tuple(ranks)
 
+    def __reduce__(self) -> tuple[Any, ...]:  # OSError, a base, keeps three of four arguments
+        return type(self), (self.role, self.stage, self.waited, self.ranks), self.__dict__
+
     def __str__(self) -> str:
         ranks = ", ".join(map(str, self.ranks))
         return (

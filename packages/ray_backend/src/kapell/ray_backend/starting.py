@@ -10,10 +10,10 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from kapell.workergroup import ClassWithInitArgs, colocated_roles, placement_env
+from kapell.workergroup import CALL_SECONDS, ClassWithInitArgs, check_worker_env, colocated_roles, placement_env
 
 from .calling import Inline, Stored, pack_argument
 from .failures import own_error
@@ -22,10 +22,12 @@ from .occupancy import Occupied, occupy
 from .ordering import node_key, order_places, seats
 from .placement import release_of
 from .pools import RayResourcePool
-from .start_answers import gather_start
+from .start_answers import StartTimeoutError, gather_start
 
-__all__ = ["Beside", "GroupStart", "Starter", "end_actors"]
+__all__ = ["START_SECONDS", "Beside", "GroupStart", "Starter", "end_actors"]
 
+START_SECONDS = 1800.0
+"""For the constructors: loading a large model takes minutes."""
 _HOST = ray.remote(WorkerHost)
 _ASYNC_HOST = ray.remote(AsyncWorkerHost)
 
@@ -70,7 +72,7 @@ class GroupStart:
     """Ports to choose from; any free one when None."""
     read_only: bool = False
     """Whether arrays and tensors arrive at the workers as views that refuse to be written."""
-    timeout: float = 1800.0
+    timeout: float = START_SECONDS
     """Seconds for the processes and the constructors together."""
     beside: Sequence[Beside] = ()
     """For each rank the process whose node and devices it uses, instead of a share of the pool."""
@@ -89,11 +91,8 @@ class Starter:
         self._host = _ASYNC_HOST if overlap and is_async else _HOST
         # A random part: leftovers of another run, or a second group of the same name, must not collide.
         self._name = f"{start.name_prefix}{worker_class.__name__}-{uuid4().hex[:6]}"
-        # Refuses protected variables before anything is started.
-        placement_env(
-            rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, master_addr="", master_port=0,
-            extra=start.worker_env,
-        )  # fmt: skip
+        check_worker_env(start.worker_env)  # before anything is started
+        check_worker_env(_env_vars(start.options), 'runtime_env["env_vars"]')
         self._groups = start.pool.pgs
         self._packed_class: Any = None
         self._occupied: Occupied | None = None
@@ -113,6 +112,8 @@ class Starter:
         deadline = time.monotonic() + start.timeout
         actors: list[Any] = []
         try:
+            if not start.beside and "scheduling_strategy" not in start.options:
+                _check_fits(start.options, start.pool.resources.bundle, start.role)
             self._take_shares()
             names = [self._actor_name(position) for position in range(len(self._places))]
             actors = [self._actor(position, name) for position, name in enumerate(names)]
@@ -122,7 +123,7 @@ class Starter:
             self._places = [self._places[position] for position in order]
             self.facts = [facts[position] for position in order]
             self.names = [names[position] for position in order]
-            self.envs = self._environments(actors[0])
+            self.envs = self._environments(actors[0], deadline)
             self._packed_class = pack_argument(start.cls_with_init, num_readers=len(self._places))
             builds = [self._build(actor, env) for actor, env in zip(actors, self.envs, strict=True)]
             self._answers("__init__", builds, deadline)
@@ -144,7 +145,7 @@ class Starter:
             (facts,) = self._answers("start of the process", [actor.facts.remote()], deadline, rank)
             actor_ids.append(facts.actor_id)
             if rank == 0 and self._start.master is None:
-                _claim(actor, [int(self.envs[0]["MASTER_PORT"])])
+                self._claim(actor, [int(self.envs[0]["MASTER_PORT"])], deadline)
             self._answers("__init__", [self._build(actor, self.envs[rank])], deadline, rank)
         except BaseException:
             end_actors([actor], actor_ids)
@@ -155,6 +156,7 @@ class Starter:
         """Give the group's share of the pool back. Harmless when repeated."""
         if self._occupied is not None:
             self._occupied.leave()
+        self._packed_class = None  # in Ray's store; nobody is started any more
 
     def _take_shares(self) -> None:
         if not self._start.beside:
@@ -166,10 +168,10 @@ class Starter:
     def _actor(self, position: int, name: str) -> Any:
         start, place = self._start, self._places[position]
         options = {**self._where(position), **start.options}
-        runtime_env: dict[str, Any] = dict(start.options.get("runtime_env", {}))
+        runtime_env: dict[str, Any] = dict(start.options.get("runtime_env") or {})
         if start.worker_env:
             # From the start of the process, since some variables are read before any of our code runs.
-            runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **start.worker_env}
+            runtime_env["env_vars"] = {**_env_vars(start.options), **start.worker_env}
         if runtime_env:
             options["runtime_env"] = runtime_env
         if start.detached:
@@ -200,9 +202,9 @@ class Starter:
         nodes = [node_key(fact.address, "", fact.node_id) for fact in facts]
         return order_places(self._places, nodes, [fact.devices for fact in facts])
 
-    def _environments(self, first: Any) -> list[dict[str, str]]:
+    def _environments(self, first: Any, deadline: float) -> list[dict[str, str]]:
         start = self._start
-        address, port = start.master or (self.facts[0].address, _claim(first, start.master_ports))
+        address, port = start.master or (self.facts[0].address, self._claim(first, start.master_ports, deadline))
         layout = seats([(place.group, fact.node_id) for place, fact in zip(self._places, self.facts, strict=True)])
         return [
             {
@@ -229,6 +231,15 @@ class Starter:
         role = self._start.role
         return gather_start(role, stage, refs, deadline, first_rank=first_rank, world_size=len(self._places))
 
+    def _claim(self, actor: Any, ports: Sequence[int] | None, deadline: float) -> int:
+        try:
+            seconds = min(max(0.0, deadline - time.monotonic()), CALL_SECONDS)  # Ray takes no endless time
+            return ray.get(actor.claim.remote(ports), timeout=seconds)
+        except GetTimeoutError:
+            raise StartTimeoutError(self._start.role, "claim of a port", self._start.timeout, [0]) from None
+        except RayTaskError as error:
+            raise own_error(error) from None
+
     def _build(self, actor: Any, env: Mapping[str, str]) -> ray.ObjectRef:
         packed = self._packed_class
         if isinstance(packed, Inline):
@@ -238,11 +249,19 @@ class Starter:
         return actor.build.remote(env, packed, self._start.read_only)
 
 
-def _claim(actor: Any, ports: Sequence[int] | None) -> int:
-    try:
-        return ray.get(actor.claim.remote(ports))
-    except RayTaskError as error:
-        raise own_error(error) from None
+def _env_vars(options: Mapping[str, Any]) -> Mapping[str, str]:
+    return (options.get("runtime_env") or {}).get("env_vars") or {}
+
+
+def _check_fits(options: Mapping[str, Any], bundle: Mapping[str, float], role: str) -> None:
+    amounts = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    asked = {name: options.get(option) for name, option in amounts.items()} | (options.get("resources") or {})
+    over = {name: amount for name, amount in asked.items() if amount is not None and amount > bundle.get(name, 0.0)}
+    if over:
+        raise ValueError(
+            f"{role}: the options of each worker ask for {over}, but a process of the pool holds {dict(bundle)}; ask "
+            "for a part of that, or for more per process of the pool"
+        )
 
 
 def _has_async_methods(worker_class: type) -> bool:

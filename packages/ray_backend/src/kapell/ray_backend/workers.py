@@ -78,9 +78,8 @@ class RayWorkers(Workers[RayAnswer]):
         self._questions: dict[int, ray.ObjectRef] = {}  # whether a rank lives, one at a time
         self._methods: dict[tuple[int, str, str, str], Any] = {}
         self._numbers = CallNumbers()
-        if on_close is not None:
-            weakref.finalize(self, on_close)  # a group that is forgotten gives its places back too
-        self._on_close = on_close
+        # A group that is forgotten gives its places back too.
+        self._leave = None if on_close is None else weakref.finalize(self, on_close)
 
     @property
     def world_size(self) -> int:
@@ -89,7 +88,9 @@ class RayWorkers(Workers[RayAnswer]):
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_session()
-        return self.__dict__
+        # What is under way, the places, and the constructor's arguments stay with the process that made the group.
+        left = {"_questions": {}, "_asked": {}, "_methods": {}, "_numbers": CallNumbers()}
+        return {**self.__dict__, **left, "_leave": None, "_restart": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -179,22 +180,33 @@ class RayWorkers(Workers[RayAnswer]):
 
     def is_alive(self, rank: int) -> bool:
         """Whether the process is there: Ray fails a question to a dead one at once; a busy one leaves it unanswered."""
-        if self.session != this_session():
-            return False
+        return self.alive([rank])[0]
+
+    def alive(self, ranks: Sequence[int]) -> list[bool]:
+        """`is_alive` of each rank, in the time that one takes."""
+        if not ranks or self.session != this_session():
+            return [False] * len(ranks)
+        asked = [self._question(rank) for rank in ranks]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_BUSY_AFTER_SECONDS)
+        gone = set()
+        for ref in answered:
+            try:
+                ray.get(ref)
+            except RayError:
+                gone.add(ref)
+        return [ref not in gone for ref in asked]
+
+    def _question(self, rank: int) -> ray.ObjectRef:
+        """Whether the rank lives: the question that it has not answered yet, or a new one."""
         asked = self._questions.get(rank)
         if asked is None or ray.wait([asked], timeout=0)[0]:
             asked = self._questions[rank] = self.actors[rank].facts.remote()
-        answered, _ = ray.wait([asked], timeout=_BUSY_AFTER_SECONDS)
-        try:
-            ray.get(answered)
-        except RayError:
-            return False
-        return True
+        return asked
 
     def restart(self, rank: int) -> None:
         """A new process for the rank, on the same bundle."""
         if self._restart is None:
-            raise RuntimeError(f"group {self._role!r} is attached to workers of another program; restart them there")
+            raise RuntimeError(f"another program has started the workers of {self._role!r}; restart them there")
         self.check_session()
         end_actors([self.actors[rank]], [self._facts[rank].actor_id])
         self._questions.pop(rank, None)
@@ -206,19 +218,26 @@ class RayWorkers(Workers[RayAnswer]):
         # Ray 2.44 takes this program down when it is told to end what another session has had.
         if self._owned and self.session == this_session() is not None:
             end_actors(self.actors, [facts.actor_id for facts in self._facts])
-        if self._on_close is not None:
-            self._on_close()
+        if self._leave is not None:
+            self._leave()
+        # Whoever keeps the closed group keeps neither its constructor's arguments nor what its calls were sent with.
+        self._restart = None
+        self._methods = {}
 
     @property
     def facts(self) -> list[HostFacts]:
         """Where each rank's process is."""
         return list(self._facts)
 
-    def visible_devices(self) -> list[Mapping[str, str]]:
-        """The variables with the devices that each rank sees. Raises `WorkerLostError` when processes are gone."""
+    def visible_devices(self, timeout: float) -> list[Mapping[str, str]]:
+        """The variables with the devices that each rank sees.
+
+        Raises `WorkerLostError` when processes are gone, and ``TimeoutError`` that names the ranks that stayed busy.
+        """
         self.check_session()
         asked = [actor.visible_devices.remote() for actor in self.actors]
-        return self.answers(self._role, "visible_devices", dict(enumerate(asked)), self.world_size).get(asked)
+        answers = self.answers(self._role, "visible_devices", dict(enumerate(asked)), self.world_size)
+        return answers.get(asked, timeout)
 
     def answers(self, role: str, method: str, refs: Mapping[int, ray.ObjectRef], num_ranks: int) -> Answers:
         """The answers of these ranks to a call, for others than the call itself to read."""

@@ -7,7 +7,7 @@ from .backend import Backend, BackendNotFoundError, load_backend
 from .calls import PendingCall
 from .codecs import Codec, register_codec
 from .colocation import ColocatedWorker, colocate, colocated_roles, colocated_worker_class
-from .environment import PROTECTED_ENV, current_worker_env, placement_env, use_worker_env
+from .environment import PROTECTED_ENV, check_worker_env, current_worker_env, placement_env, use_worker_env
 from .errors import (
     BusyRank,
     CallTimeoutError,
@@ -19,7 +19,7 @@ from .errors import (
     RemoteError,
 )
 from .failures import FAILURE_GRACE_SECONDS, WorkerFailedError, WorkerLostError, failed_ranks, failed_start
-from .group import WorkerGroup
+from .group import CALL_SECONDS, WorkerGroup
 from .health import Liveness, RankHealth
 from .isolation import isolate
 from .local import LocalBackend, LocalWorkerGroup
@@ -28,11 +28,12 @@ from .pool import ClassWithInitArgs, ResourcePool
 from .recording import Recorder, replay
 from .stats import GroupStats, MethodStats, RankStats
 from .trace import save_trace
-from .transport import PackedError, pack_error
+from .transport import PackedError, error_parts, pack_error
 from .worker import Worker
 from .workers import RankCall, Workers
 
 __all__ = [
+    "CALL_SECONDS",
     "FAILURE_GRACE_SECONDS",
     "PROTECTED_ENV",
     "Backend",
@@ -71,10 +72,12 @@ __all__ = [
     "WorkerGroup",
     "WorkerLostError",
     "Workers",
+    "check_worker_env",
     "colocate",
     "colocated_roles",
     "colocated_worker_class",
     "current_worker_env",
+    "error_parts",
     "failed_ranks",
     "failed_start",
     "isolate",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from .answering import RunTime
 
@@ -95,6 +97,9 @@ class Ledger:
         self._records: OrderedDict[int, CallRecord] = OrderedDict()  # by number, oldest first
         self._kept = 0
         self._number = 0
+        # Workers may log calls of several programs; 30 bits, since pickle is slower with longer numbers.
+        self.first: Final = int.from_bytes(os.urandom(4)) >> 2
+        """Added to the numbers of the group's calls, it gives those that workers log, which no other group's have."""
 
     @property
     def num_calls(self) -> int:
@@ -118,7 +123,7 @@ class Ledger:
         """Take over what workers logged."""
         for rank, runs in times.items():
             for run in runs:
-                if record := self._records.get(run.number):
+                if record := self._records.get(run.number - self.first):
                     record.runs[rank] = run
 
     @property

@@ -31,7 +31,7 @@ class RunTime(NamedTuple):
     """When one call ran on one rank, in seconds since the epoch by the worker's clock."""
 
     number: int
-    """The call's number in its group."""
+    """The call's number, as in `RankCall`."""
     started: float
     """When the method began."""
     finished: float

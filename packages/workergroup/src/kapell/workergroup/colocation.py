@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+from .environment import worker_env
+from .isolation import isolate
 from .pool import ClassWithInitArgs
 from .worker import Worker
 
@@ -24,7 +26,7 @@ class ColocatedWorker(Worker):
         super().__init__()
         workers: dict[str, Any] = {}
         self.fused_worker_dict = workers
-        for name, cls_with_init in (roles or self.role_classes).items():
+        for name, cls_with_init in (roles or _own_roles(self.role_classes)).items():
             workers[name] = cls_with_init()
             workers[name].fused_worker_dict = workers
 
@@ -41,6 +43,11 @@ class ColocatedWorker(Worker):
         if role not in self.fused_worker_dict:
             raise KeyError(f"no role {role!r} in this process; roles: {sorted(self.fused_worker_dict)}")
         return self.fused_worker_dict[role]
+
+
+def _own_roles(roles: Mapping[str, ClassWithInitArgs]) -> Mapping[str, ClassWithInitArgs]:
+    """The roles of a class with arguments that are this worker's own, also where it shares its process with others."""
+    return roles if worker_env.get() is None else isolate(dict(roles))
 
 
 def colocate(roles: Mapping[str, ClassWithInitArgs]) -> ClassWithInitArgs:

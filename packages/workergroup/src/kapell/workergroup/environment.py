@@ -13,7 +13,15 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["PROTECTED_ENV", "current_worker_env", "placement_env", "show_worker_env", "use_worker_env", "worker_env"]
+__all__ = [
+    "PROTECTED_ENV",
+    "check_worker_env",
+    "current_worker_env",
+    "placement_env",
+    "show_worker_env",
+    "use_worker_env",
+    "worker_env",
+]
 
 PROTECTED_ENV = frozenset(
     {
@@ -127,11 +135,21 @@ def placement_env(
         "MASTER_PORT": str(master_port),
     }
     extra = extra or {}
+    check_worker_env(extra)
+    return {**extra, **own}
+
+
+def check_worker_env(extra: Mapping[str, str], given_as: str = "worker_env") -> None:
+    """Raise ``ValueError`` where a user's variables name a protected one or hold a value that is not a string.
+
+    >>> check_worker_env({"RANK": "3"})
+    Traceback (most recent call last):
+    ValueError: worker_env sets RANK, which the backend sets itself; remove it from worker_env
+    """
     if clash := sorted(PROTECTED_ENV & extra.keys()):
         raise ValueError(
-            f"worker_env sets {', '.join(clash)}, which the backend sets itself; remove it from worker_env"
+            f"{given_as} sets {', '.join(clash)}, which the backend sets itself; remove it from {given_as}"
         )
     for name, value in extra.items():
         if not isinstance(value, str):
-            raise ValueError(f"worker_env[{name!r}] is {value!r} of type {type(value).__name__}; give a string")
-    return {**extra, **own}
+            raise ValueError(f"{given_as}[{name!r}] is {value!r} of type {type(value).__name__}; give a string")

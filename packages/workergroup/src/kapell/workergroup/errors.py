@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ __all__ = [
     "RemoteError",
     "error_text",
     "mesh_place_of",
+    "picklable",
     "set_mesh_place",
 ]
 
@@ -74,6 +77,16 @@ def mesh_place_of(error: BaseException) -> Mapping[str, Mapping[str, int]]:
     return getattr(error, _MESH_PLACE, {})
 
 
+def picklable(results: Mapping[int, Any]) -> dict[int, Any]:
+    """The results that can be pickled: an error travels also where some of them cannot."""
+    kept = {}
+    for rank, result in results.items():
+        with suppress(Exception):  # whatever the result's own members raise
+            pickle.dumps(result)
+            kept[rank] = result
+    return kept
+
+
 class RemoteError(KapellError):
     """Stands for an exception of a worker that could not travel as itself: holds its text and traceback."""
 
@@ -128,7 +141,12 @@ class CallTimeoutError(KapellError, TimeoutError):
         self.busy = dict(busy)
         """The ranks that have not answered."""
         self.results = dict(results)
-        """What the other ranks returned."""
+        """What the other ranks returned; pickling leaves out what cannot be pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # OSError, a base, keeps three of five arguments
+        results = picklable(self.results)
+        given = self.role, self.method, self.timeout, self.busy, results
+        return type(self), given, {**self.__dict__, "results": results}
 
     def __str__(self) -> str:
         rows = "".join(

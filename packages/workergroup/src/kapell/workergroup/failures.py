@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from .errors import KapellError, LostWorker, RankContext, error_text, mesh_place_of
+from .errors import KapellError, LostWorker, RankContext, error_text, mesh_place_of, picklable
 from .transport import PackedError, pack_error
 
 __all__ = ["FAILURE_GRACE_SECONDS", "WorkerFailedError", "WorkerLostError", "failed_ranks", "failed_start"]
@@ -20,7 +20,7 @@ class WorkerFailedError(KapellError, ExceptionGroup):
 
     ``failures`` maps each failing rank to its exception, ``contexts`` says where each stood, ``results`` maps the ranks
     that had finished to what they returned, and ``unfinished`` lists ranks that were still running. The group stays
-    usable. ``except*`` selects by the workers' own exception types.
+    usable. ``except*`` selects by the workers' own exception types. Pickling leaves out results that cannot be pickled.
     """
 
     def __new__(
@@ -89,7 +89,7 @@ class WorkerFailedError(KapellError, ExceptionGroup):
 
     def __reduce__(self) -> tuple[Any, ...]:
         packed = [pack_error(error) for error in self.exceptions]
-        return _rebuild, (type(self), self.message, packed, self.contexts, self.results, self.unfinished)
+        return _rebuild, (type(self), self.message, packed), {**self.__dict__, "results": picklable(self.results)}
 
 
 class WorkerLostError(WorkerFailedError):
@@ -117,12 +117,5 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _rebuild(
-    cls: type[WorkerFailedError],
-    message: str,
-    packed: Sequence[PackedError],
-    contexts: Sequence[RankContext],
-    results: Mapping[int, Any],
-    unfinished: Sequence[int],
-) -> WorkerFailedError:
-    return cls(message, [error.unpack() for error in packed], contexts, results=results, unfinished=unfinished)
+def _rebuild(cls: type[WorkerFailedError], message: str, packed: Sequence[PackedError]) -> WorkerFailedError:
+    return cls(message, [error.unpack() for error in packed])

@@ -42,7 +42,7 @@ _ALL = MethodSpec(dispatch_mode=Dispatch.ONE_TO_ALL)
 _RANK_ZERO = MethodSpec(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
 CALL_SECONDS = 24 * 3600.0
 """No call waits for ever; one that needs more says so by ``options(timeout=...)``."""
-_RUN_TIMES_SECONDS = 1.0  # to ask workers when calls ran; one that is busy longer tells it the next time
+_RUN_TIMES_SECONDS = 1.0  # for workers to say when calls ran; one that is busy longer is heard the next time
 
 
 class WorkerGroup(GroupViews):
@@ -217,7 +217,8 @@ class WorkerGroup(GroupViews):
 
     def is_alive(self) -> list[bool]:
         """For each rank, whether its worker's process is there."""
-        return [not self.closed and self._workers.is_alive(rank) for rank in self._route.ranks]
+        ranks = self._route.ranks
+        return [False] * len(ranks) if self.closed else self._workers.alive(ranks)
 
     def health(self) -> list[RankHealth]:
         """For each rank, whether it lives and which calls it has not answered yet. Disturbs no worker."""

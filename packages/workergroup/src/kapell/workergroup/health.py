@@ -35,9 +35,9 @@ def rank_health(route: Route) -> list[RankHealth]:
         for rank in call.busy_ranks():
             if rank in unanswered:
                 unanswered[rank].append(call.label)
+    alive = [False] * len(unanswered) if runtime.closed else runtime.workers.alive(list(unanswered))
     return [
-        RankHealth(rank, not runtime.closed and runtime.workers.is_alive(rank), tuple(calls))
-        for rank, calls in unanswered.items()
+        RankHealth(rank, lives, tuple(calls)) for (rank, calls), lives in zip(unanswered.items(), alive, strict=True)
     ]
 
 
@@ -72,8 +72,9 @@ class Liveness:
         runtime = self._route.runtime
         lost: set[int] = set()
         while not self._closed.wait(self._interval) and not runtime.closed:
-            for rank in self._route.ranks:
-                if runtime.workers.is_alive(rank):
+            ranks = self._route.ranks
+            for rank, alive in zip(ranks, runtime.workers.alive(ranks), strict=True):
+                if alive:
                     lost.discard(rank)  # restarted
                 elif rank not in lost and not runtime.closed:
                     lost.add(rank)

@@ -46,12 +46,13 @@ class LocalWorkerGroup(WorkerGroup):
         role = role or cls_with_init.worker_class.__name__
         show_worker_env()
         port = _free_port()
+        local_ranks, local_world_sizes = pool.local_rank_list(), pool.local_world_size_list()
         envs = [
             placement_env(
                 rank=rank,
                 world_size=pool.world_size,
-                local_rank=pool.local_rank_list[rank],
-                local_world_size=pool.local_world_size_list[rank],
+                local_rank=local_ranks[rank],
+                local_world_size=local_world_sizes[rank],
                 node_rank=pool.node_rank_list[rank],
                 master_addr="127.0.0.1",
                 master_port=port,

@@ -16,7 +16,7 @@ class ResourcePool:
     ``process_on_nodes`` has one positive entry per node. ``max_colocate_count`` worker groups can share the pool.
 
     >>> pool = ResourcePool([4, 2])
-    >>> pool.world_size, pool.local_rank_list
+    >>> pool.world_size, pool.local_rank_list()
     (6, [0, 1, 2, 3, 0, 1])
     """
 
@@ -56,12 +56,10 @@ class ResourcePool:
         """The number of worker processes on all nodes together."""
         return sum(self._process_on_nodes)
 
-    @property
     def local_world_size_list(self) -> list[int]:
         """For each rank, the number of processes on its node."""
         return [count for count in self._process_on_nodes for _ in range(count)]
 
-    @property
     def local_rank_list(self) -> list[int]:
         """For each rank, its position on its node."""
         return [local_rank for count in self._process_on_nodes for local_rank in range(count)]
@@ -106,9 +104,13 @@ class ResourcePool:
 
     @staticmethod
     def merge(*pools: ResourcePool) -> ResourcePool:
-        """Join the nodes of several pools, in order, into one pool."""
+        """Join several pools of one backend, in order, into one pool of it."""
         if not pools:
             raise ValueError("no pool to merge; give at least one")
+        return pools[0]._merged(pools)
+
+    def _merged(self, pools: Sequence[ResourcePool]) -> ResourcePool:
+        """`merge` of ``pools``, of which this one is the first."""
         counts = [count for pool in pools for count in pool.process_on_nodes]
         return ResourcePool(counts, min(pool.max_colocate_count for pool in pools))
 

@@ -47,6 +47,12 @@ class Runtime:
         """The calls that somebody still holds."""
         return [call for reference in list(self._pending) if (call := reference()) is not None]
 
+    def __getstate__(self) -> tuple[Workers[Any], float, bool]:
+        return self.workers, self.limit, self.closed  # calls, and their records, stay with the process that made them
+
+    def __setstate__(self, state: tuple[Workers[Any], float, bool]) -> None:
+        Runtime.__init__(self, *state)
+
     def close(self) -> None:
         """End all workers, once."""
         if not self.closed:
@@ -100,8 +106,8 @@ class Route:
             all_kwargs = [dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True)]
         collected = set(plan.collect_ranks)
         trace = "" if span is None else span.trace
-        submit, number, sending, target, now = workers.submit, record.number, record.sending, self.target, time.time
-        kept = self.by_reference
+        submit, sending, target, now = workers.submit, record.sending, self.target, time.time
+        number, kept = self.runtime.ledger.first + record.number, self.by_reference
         handles = {}
         for rank, own_rank, args, kwargs in zip(ranks, own_ranks, all_args, all_kwargs, strict=True):
             call = RankCall(own_rank, method, args, kwargs, target, rank in collected, number, trace, direct, kept)

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kapell.decorators import is_future, nbytes_of, splitter_of
 
 __all__ = ["size_of"]
 
-_RECORD = 8  # entries
+_RECORD = 8  # entries; more of them are taken to be alike
 _FIXED = {bool: 1, int: 8, float: 8, complex: 16, type(None): 0}
 
 
 def size_of(value: Any) -> int:
     """Bytes of a value: exact for arrays, tensors and batches of them, a guess for other things.
 
-    A list or dict counts as its first entry times its length, and so does a long tuple; a short one is a record, whose
-    entries are all weighed. What says nothing, as most futures, counts as 0.
+    A list, tuple or dict of few entries counts as all of them, a longer one as its first entry times its length. What
+    says nothing, as most futures, counts as 0.
 
     >>> size_of([1] * 1000), size_of({"name": "text"}), size_of((1, "text"))
     (8000, 8, 12)
     """
     kind = type(value)
-    if kind is tuple and len(value) <= _RECORD:
-        return sum(map(size_of, value))
     if kind is list or kind is tuple:
-        if not value:
-            return 0
+        if len(value) <= _RECORD:
+            return _sum_of(value)
         first = value[0]
         return len(value) * (_FIXED.get(type(first)) or size_of(first))
     if kind in _FIXED:
@@ -38,11 +36,21 @@ def size_of(value: Any) -> int:
     if kind is str or kind is bytes or kind is bytearray:
         return len(value)
     if kind is dict:
-        for key, entry in value.items():
-            return len(value) * (size_of(key) + size_of(entry))
-        return 0
+        if len(value) <= _RECORD:
+            return _sum_of(value) + _sum_of(value.values())
+        key, entry = next(iter(value.items()))
+        return len(value) * (size_of(key) + size_of(entry))
     weigh = _WEIGHERS[kind] = _weigher_of(value)
     return weigh(value)
+
+
+def _sum_of(entries: Iterable[Any]) -> int:
+    total = 0
+    for entry in entries:
+        # Most entries are numbers or text: a call for each would cost more than the sum.
+        kind = type(entry)
+        total += len(entry) if kind is str else _FIXED.get(kind) or size_of(entry)
+    return total
 
 
 def _weigher_of(value: Any) -> Callable[[Any], int]:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import io
 import pickle
 import traceback
-from types import TracebackType
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import MemberDescriptorType, TracebackType
 from typing import Any
 
 from .errors import KapellError, RemoteError, error_text, mesh_place_of, set_mesh_place
 
-__all__ = ["PackedError", "pack_error", "show_user_frames", "user_frames", "user_traceback"]
+__all__ = ["PackedError", "error_parts", "pack_error", "show_user_frames", "user_frames", "user_traceback"]
 
 _TRACEBACK_NOTE = "worker traceback:"
 
 # Frames that lead from a call to the user's method say nothing to the user.
 _INFRASTRUCTURE = ("asyncio", "concurrent.futures", "contextlib", "ray")
 _KAPELL = frozenset({"kapell.workergroup", "kapell.ray_backend"})
+# Classes with a __reduce__ of their own know better.
+_BUILTIN_WAYS = frozenset(kind.__reduce__ for kind in (BaseException, OSError, ImportError, AttributeError))
+_OBJECT_ASKED = vars(AttributeError)["obj"]  # the object without the attribute: often the whole worker
+_UNSET = object()
 
 
 class PackedError(KapellError):
@@ -45,22 +51,33 @@ class PackedError(KapellError):
         return error
 
 
-def pack_error(error: BaseException) -> PackedError:
+class _ErrorPickler(pickle.Pickler):
+    """Pickles exceptions without their constructors, which may want other arguments than ``args`` holds."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As pickle calls it: how an exception is taken apart; ``NotImplemented`` for anything else."""
+        return error_parts(obj)
+
+
+def pack_error(error: BaseException, pickler: Callable[[io.BytesIO], pickle.Pickler] = _ErrorPickler) -> PackedError:
     """Make a worker's exception ready to leave its process; ``SystemExit`` and its like become a `RemoteError`.
 
-    A class with an unusual constructor is rebuilt from its ``args`` and attributes, without calling it.
+    A class with an unusual constructor is rebuilt from its ``args`` and attributes, without calling it; only where
+    that gives another exception, by calling it. A backend may bring a ``pickler`` that knows more classes; it takes
+    exceptions apart by `error_parts`.
     """
     stand_in = RemoteError(type(error).__name__, error_text(error), user_traceback(error))
     set_mesh_place(stand_in, mesh_place_of(error))
     if not isinstance(error, Exception):
         return PackedError(None, stand_in)
-    try:
-        payload = _dumps(error)
-        back = pickle.loads(payload)
-        same = type(back) is type(error) and error_text(back) == error_text(error)
-    except Exception:  # whatever the exception's own members raise
-        return PackedError(None, stand_in)
-    return PackedError(payload if same else None, stand_in)
+    for kind in (pickler, pickle.Pickler):
+        with suppress(Exception):  # whatever the exception's own members raise
+            stream = io.BytesIO()
+            kind(stream).dump(error)
+            back = pickle.loads(stream.getvalue())
+            if type(back) is type(error) and error_text(back) == error_text(error):
+                return PackedError(stream.getvalue(), stand_in)
+    return PackedError(None, stand_in)
 
 
 def user_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -84,20 +101,25 @@ def show_user_frames(error: BaseException) -> None:
     error.__traceback__ = user_frames(error.__traceback__)
 
 
-class _ErrorPickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, BaseException) and type(obj).__reduce__ is BaseException.__reduce__:
-            return _restore, (type(obj), obj.args), obj.__dict__ or None
-        return NotImplemented
+def error_parts(obj: Any) -> Any:
+    """How a pickler's ``reducer_override`` takes an exception apart; ``NotImplemented`` for anything else."""
+    if isinstance(obj, BaseException) and type(obj).__reduce__ in _BUILTIN_WAYS:
+        return _restore, (type(obj), obj.args, _members(obj)), obj.__dict__ or None
+    return NotImplemented
 
 
-def _dumps(error: Exception) -> bytes:
-    stream = io.BytesIO()
-    _ErrorPickler(stream).dump(error)
-    return stream.getvalue()
+def _members(error: BaseException) -> dict[str, Any]:
+    """What a class in C, such as ``UnicodeDecodeError``, or one with slots keeps beside ``args`` and ``__dict__``."""
+    found = [(name, at) for kind in type(error).__mro__ for name, at in vars(kind).items()]
+    names = {name for name, at in found if type(at) is MemberDescriptorType and at is not _OBJECT_ASKED}
+    return {name: getattr(error, name) for name in sorted(names) if hasattr(error, name)}
 
 
-def _restore(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+def _restore(cls: type[BaseException], args: tuple[Any, ...], members: Mapping[str, Any]) -> BaseException:
     error = cls.__new__(cls, *args)
     error.args = args
+    for name, value in members.items():
+        if getattr(error, name, _UNSET) is not value:  # to some members in C, None is not the same as unset
+            with suppress(AttributeError, TypeError):  # read-only: `__new__` has set it
+                setattr(error, name, value)
     return error

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .answering import RUN_TIMES, RunTime
+from .errors import LostWorker
 
 __all__ = ["RankCall", "Workers"]
 
@@ -30,7 +33,7 @@ class RankCall(NamedTuple):
     wanted: bool = True
     """Whether the result is collected; otherwise the worker answers None, so that nothing travels for nothing."""
     number: int = 0
-    """Number of the call in its group, the same on all ranks; names it in the workers' log of run times."""
+    """Number of the call, the same on all ranks and no other call's; names it in the workers' log of run times."""
     trace: str = ""
     """W3C ``traceparent`` of the caller's OpenTelemetry span; empty without one."""
     direct: bool = False
@@ -54,6 +57,8 @@ class Workers(ABC, Generic[HandleT]):
 
     concurrent: bool = True
     """Whether the ranks of a call run side by side."""
+    _asked: Mapping[int, HandleT] = MappingProxyType({})
+    """By rank: the question for run times that it has not answered yet."""
 
     @property
     @abstractmethod
@@ -92,6 +97,10 @@ class Workers(ABC, Generic[HandleT]):
     def close(self) -> None:
         """End all workers and release what they hold. Called once."""
 
+    def alive(self, ranks: Sequence[int]) -> list[bool]:
+        """`is_alive` of each rank; a backend that has to wait for answers asks all at once."""
+        return [self.is_alive(rank) for rank in ranks]
+
     def environment(self, rank: int) -> Mapping[str, str]:
         """The variables that tell a rank its place, for records of its calls."""
         return {"RANK": str(rank), "WORLD_SIZE": str(self.world_size)}
@@ -99,11 +108,26 @@ class Workers(ABC, Generic[HandleT]):
     def run_times(self, ranks: Sequence[int], timeout: float) -> dict[int, list[RunTime]]:
         """When calls ran, for each rank that is free to answer; each call is told once.
 
-        The default asks each `CallRunner` through an ordinary call.
+        The default asks each `CallRunner` through an ordinary call. What a busy rank is asked, it answers after its
+        call, and only once: the question is kept for the next time.
         """
-        handles = {rank: self.submit(RankCall(rank, RUN_TIMES)) for rank in ranks if self.is_alive(rank)}
+        asked = dict(self._asked)
         times: dict[int, list[RunTime]] = {}
-        while handles and (done := self.wait(list(handles.values()), timeout)):
-            for rank in [rank for rank, handle in handles.items() if any(handle is other for other in done)]:
-                times[rank] = self.fetch(handles.pop(rank))
+        self._take_told(asked, times, 0.0)
+        free = [rank for rank in ranks if rank not in asked]
+        for rank, alive in zip(free, self.alive(free), strict=True):
+            if alive:
+                asked[rank] = self.submit(RankCall(rank, RUN_TIMES))
+        self._take_told(asked, times, timeout)
+        self._asked = asked
         return times
+
+    def _take_told(self, asked: dict[int, HandleT], times: dict[int, list[RunTime]], seconds: float) -> None:
+        """Move what ranks tell in time from ``asked`` to ``times``."""
+        end = time.monotonic() + seconds
+        while asked and (done := self.wait(list(asked.values()), max(0.0, end - time.monotonic()))):
+            answered = set(map(id, done))
+            for rank in [rank for rank, handle in asked.items() if id(handle) in answered]:
+                with suppress(LostWorker):  # and its log with it
+                    told = self.fetch(asked.pop(rank))
+                    times.setdefault(rank, []).extend(told)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ __all__ = [
     "test_async_iteration_gives_every_rank",
     "test_async_methods_give_values_blocking_and_not",
     "test_awaiting_a_call_gives_its_result",
+    "test_bytes_come_back_as_they_are_whatever_they_say",
     "test_call_can_be_awaited_and_made_inside_an_event_loop",
     "test_call_over_its_timeout_says_which_ranks_are_busy_since_when",
+    "test_call_that_runs_while_stats_are_asked_for_is_accounted",
     "test_calls_are_accounted_per_rank",
     "test_changes_of_the_caller_after_the_call_do_not_reach_the_worker",
     "test_changes_of_the_worker_do_not_reach_the_caller_or_other_workers",
+    "test_every_entry_of_a_small_value_is_accounted",
     "test_execute_all_runs_any_method_on_all_ranks",
     "test_execute_rank_zero_runs_any_method_on_rank_zero",
     "test_finished_results_come_first",
@@ -41,6 +45,16 @@ def test_option_blocking_chooses_per_call(group: WorkerGroup) -> None:
     assert group.echo.options(blocking=False)(1).get() == [1] * 4
     assert group.echo_later(2).get() == [2] * 4
     assert group.echo_later.options(blocking=True)(3) == [3] * 4
+
+
+@pytest.mark.parametrize("size", [0, 1000, 90_000, 200_000, 3_000_000])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_bytes_come_back_as_they_are_whatever_they_say(group: WorkerGroup, size: int, blocking: bool) -> None:
+    echo = group.echo.options(blocking=blocking)
+    for value in (bytes(size), pickle.dumps("x" * size), bytearray(size)):
+        echoed = echo(value) if blocking else echo(value).get()
+        assert echoed == [value] * 4
+        assert {type(one) for one in echoed} == {type(value)}
 
 
 def test_pending_call_can_be_asked_and_got_repeatedly(group: WorkerGroup) -> None:
@@ -196,6 +210,27 @@ def test_call_over_its_timeout_says_which_ranks_are_busy_since_when(
     assert before <= caught.value.busy[2].since <= time.time()
     assert caught.value.busy[2].seconds >= 0.1
     assert pending.get(timeout=120) == [0, 1, 2, 3]  # the call went on, and the group is as before
+
+
+def test_call_that_runs_while_stats_are_asked_for_is_accounted(
+    fragile_group: WorkerGroup, concurrent: bool, tmp_path: Path
+) -> None:
+    release = tmp_path / "release"
+    if not concurrent:
+        release.touch()
+    pending = fragile_group.wait_for.options(blocking=False)([str(release), ""])
+    fragile_group.stats()
+    release.touch()
+    pending.get(timeout=120)
+    fragile_group.nap([0.01, 0.01])
+    stats = fragile_group.stats()
+    assert all(rank.run > 0 for method in ("wait_for", "nap") for rank in stats[method].ranks)
+
+
+def test_every_entry_of_a_small_value_is_accounted(fragile_group: WorkerGroup) -> None:
+    fragile_group.echo({"a": "x", "b": "x" * 10_000})
+    fragile_group.echo(["x", "x" * 10_000])
+    assert all(min(rank.bytes_in, rank.bytes_out) >= 20_000 for rank in fragile_group.stats()["echo"].ranks)
 
 
 def test_calls_are_accounted_per_rank(group: WorkerGroup) -> None:

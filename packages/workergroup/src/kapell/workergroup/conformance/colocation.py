@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from ..colocation import colocate
+from ..colocation import colocate, colocated_worker_class
 from ..failures import WorkerFailedError
 from ..group import WorkerGroup
 from ..pool import ClassWithInitArgs
-from .workers import Critic, Hybrid
+from .workers import Changer, Critic, Hybrid, config_of
 
 __all__ = [
+    "test_arguments_of_a_constructor_are_private_to_each_worker",
     "test_class_with_roles_combines_them_and_is_fused",
     "test_errors_in_a_role_name_the_role",
     "test_fused_roles_are_attributes_of_the_group",
@@ -73,6 +74,25 @@ def test_role_whose_name_begins_that_of_another_is_a_role_of_its_own(make_group:
     groups = make_group(1, colocate(roles)).spawn(roles)
     assert groups["actor"].judge([1]) == [2]
     assert groups["actor_rollout"].judge([1]) == [5]
+
+
+@pytest.mark.parametrize(
+    "made_of",
+    [
+        lambda role: role,
+        lambda role: colocate({"role": role}),
+        lambda role: ClassWithInitArgs(colocated_worker_class({"role": role})),
+    ],
+    ids=["alone", "colocated", "in a class"],
+)
+def test_arguments_of_a_constructor_are_private_to_each_worker(
+    make_group: Callable[..., WorkerGroup], made_of: Callable[[ClassWithInitArgs], ClassWithInitArgs]
+) -> None:
+    config = {"rows": 8, "ranks": []}
+    group = make_group(2, made_of(ClassWithInitArgs(Changer, config)))
+    seen = group.execute_with_func_generator(config_of)
+    assert seen == [{"rows": 4, "ranks": [0]}, {"rows": 4, "ranks": [1]}]
+    assert config == {"rows": 8, "ranks": []}
 
 
 def test_class_with_roles_combines_them_and_is_fused(make_group: Callable[..., WorkerGroup]) -> None:

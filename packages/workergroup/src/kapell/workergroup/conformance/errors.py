@@ -12,10 +12,11 @@ import pytest
 from ..errors import RemoteError
 from ..failures import WorkerFailedError
 from ..group import WorkerGroup
-from .workers import OddError, UnpicklableError
+from .workers import OddError, UnpicklableError, function_or_failure
 
 __all__ = [
     "test_all_failing_ranks_are_reported_with_the_results_of_the_others",
+    "test_builtin_exceptions_arrive_as_themselves",
     "test_cause_of_an_exception_is_shown",
     "test_errors_survive_pickling",
     "test_exception_that_cannot_travel_keeps_its_name_and_text",
@@ -26,6 +27,7 @@ __all__ = [
     "test_group_of_exceptions_of_a_worker_is_kept",
     "test_keyboard_interrupt_in_a_worker_is_told",
     "test_pending_call_reports_its_failure_at_get",
+    "test_pickled_failure_leaves_out_results_that_cannot_be_pickled",
     "test_retry_needs_a_method_declared_idempotent",
     "test_retry_repeats_a_failed_call",
     "test_system_exit_in_a_worker_does_not_end_the_caller",
@@ -76,6 +78,38 @@ def test_errors_survive_pickling(group: WorkerGroup) -> None:
         assert str(back) == str(caught.value)
         assert back.contexts == caught.value.contexts
         assert list(back.failures) == [1]
+
+
+def test_pickled_failure_leaves_out_results_that_cannot_be_pickled(group: WorkerGroup) -> None:
+    with pytest.raises(WorkerFailedError, match="no function of rank 1") as caught:
+        group.execute_with_func_generator(function_or_failure)
+    assert caught.value.results[0]() == 0
+    back = pickle.loads(pickle.dumps(caught.value))
+    assert (str(back), back.contexts) == (str(caught.value), caught.value.contexts)
+    assert back.results == {2: 2, 3: 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "state"),
+    [
+        ("decode", UnicodeDecodeError, {"encoding": "utf-8", "object": b"a\xff", "start": 1, "end": 2}),
+        ("syntax", SyntaxError, {"filename": "<unknown>", "lineno": 1, "text": "("}),
+        ("stop", StopIteration, {"value": "the end"}),
+    ],
+)
+def test_builtin_exceptions_arrive_as_themselves(
+    group: WorkerGroup, kind: str, expected: type[Exception], state: dict[str, Any]
+) -> None:
+    caught: Any = None
+    try:
+        group.fail_with(kind)
+    except* expected as errors:
+        caught = errors
+    assert isinstance(caught, WorkerFailedError)
+    failure = caught.failures[1]
+    assert type(failure) is expected
+    assert {name: getattr(failure, name) for name in state} == state
+    assert "conformance/workers.py" in _shown(failure)
 
 
 def test_exception_with_an_odd_constructor_arrives(group: WorkerGroup) -> None:

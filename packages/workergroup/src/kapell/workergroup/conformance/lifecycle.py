@@ -24,6 +24,7 @@ __all__ = [
     "test_failing_constructor_is_reported_at_once_with_its_rank",
     "test_health_tells_unanswered_calls",
     "test_lost_worker_is_reported_and_restarts",
+    "test_parts_of_a_pool_merged_again_hold_a_group",
     "test_retry_restarts_lost_workers",
     "test_variables_of_the_backend_cannot_be_overridden",
     "test_view_keeps_its_workers_alive",
@@ -36,6 +37,14 @@ __all__ = [
 
 def test_any_pool_can_ask_for_accelerators(backend: Backend) -> None:
     assert backend.resource_pool([2, 1], use_gpu=True).world_size == 3
+
+
+def test_parts_of_a_pool_merged_again_hold_a_group(backend: Backend) -> None:
+    whole = backend.resource_pool([2, 1])
+    merged = whole.merge(*whole.split([1, 1, 1]))
+    with backend.worker_group(merged, ClassWithInitArgs(Checker, base=1)) as group:
+        assert group.place() == [(0, 3), (1, 3), (2, 3)]
+    whole.close()
 
 
 def test_workers_see_their_own_place_in_their_environment(group: WorkerGroup) -> None:

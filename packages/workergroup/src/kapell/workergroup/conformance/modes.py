@@ -15,6 +15,7 @@ __all__ = [
     "test_all_to_all_refuses_another_number_of_entries",
     "test_configs_beside_the_rows_reach_every_rank",
     "test_custom_mode_is_a_pair_of_functions",
+    "test_custom_mode_may_give_the_next_call_its_argument",
     "test_direct_method_is_refused_through_the_group",
     "test_dp_compute_gives_each_rank_its_entry",
     "test_function_runs_on_rank_zero_alone",
@@ -94,6 +95,13 @@ def test_direct_method_is_refused_through_the_group(group: WorkerGroup) -> None:
 
 def test_custom_mode_is_a_pair_of_functions(group: WorkerGroup) -> None:
     assert group.custom([1, 10]) == 22
+
+
+def test_custom_mode_may_give_the_next_call_its_argument(group: WorkerGroup) -> None:
+    pending = group.custom.options(blocking=False)([1, 10])
+    assert group.echo(pending) == [22] * 4
+    assert group.echo(group.custom.options(blocking=False)([pending, pending])) == [88] * 4
+    assert pending.get() == 22
 
 
 def test_mesh_mode_sends_one_shard_to_peers_and_collects_once(group: WorkerGroup) -> None:

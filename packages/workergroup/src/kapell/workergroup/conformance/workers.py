@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import threading
@@ -17,6 +18,7 @@ from ..pool import ClassWithInitArgs
 from ..worker import Worker
 
 __all__ = [
+    "Changer",
     "Checker",
     "Critic",
     "Hybrid",
@@ -26,6 +28,8 @@ __all__ = [
     "Picky",
     "Scorer",
     "UnpicklableError",
+    "config_of",
+    "function_or_failure",
     "label_rows",
 ]
 
@@ -33,6 +37,14 @@ __all__ = [
 def label_rows(worker: Worker, rows: list[Any]) -> list[tuple[int, Any]]:
     """Each row with the rank that had it."""
     return [(worker.rank, row) for row in rows]
+
+
+def function_or_failure(worker: Worker) -> Any:
+    """What cannot be pickled from rank 0, an error from rank 1, the rank from others."""
+    rank = worker.rank
+    if rank == 1:
+        raise ValueError(f"no function of rank {rank}")
+    return rank if rank else lambda: rank
 
 
 def _two_to_all(group: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -246,7 +258,12 @@ class Checker(Worker):
                 {}["missing"]
             except KeyError as error:
                 raise ValueError("from a key") from error
+        if kind == "decode":
+            b"a\xff".decode()
+        if kind == "syntax":
+            ast.literal_eval("(")
         errors: dict[str, BaseException] = {
+            "stop": StopIteration("the end"),
             "odd": OddError(1, 2),
             "unpicklable": UnpicklableError("holds a lock"),
             "exit": SystemExit("leaving"),
@@ -308,6 +325,21 @@ class Scorer(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def fail(self) -> None:
         raise ValueError("the scorer failed")
+
+
+class Changer(Worker):
+    """Changes the arguments of its constructor."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        config["rows"] //= self.world_size
+        config["ranks"].append(self.rank)
+        self.config = config
+
+
+def config_of(worker: Any) -> dict[str, Any]:
+    """What a `Changer` has made of its argument, be it the worker or its role."""
+    return worker.fused_worker_dict.get("role", worker).config
 
 
 class Critic(Worker):
