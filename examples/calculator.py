@@ -140,6 +140,7 @@ def main(
             "actor_rollout_ref.actor.ppo_mini_batch_size=16",
             "actor_rollout_ref.actor.entropy_coeff=0",
             "critic.optim.lr=1e-3",
+            "critic.ppo_epochs=2",
             "trainer.total_training_steps=60",
             "trainer.test_freq=10",
             "trainer.n_gpus_per_node=1",

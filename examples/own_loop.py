@@ -61,4 +61,4 @@ def main(backend_name: str, steps: int = 40) -> list[float]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:] or ["local"])
+    main(*sys.argv[1:2] or ["local"])

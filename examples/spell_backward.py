@@ -29,7 +29,12 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LONGEST_ANSWER = 8  # six letters and the end, and room for junk
 OVERRIDES = {
     "grpo": ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.optim.lr=3e-4"],
-    "ppo": ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.optim.lr=3e-4", "critic.optim.lr=1e-3"],
+    "ppo": [
+        "algorithm.adv_estimator=gae",
+        "actor_rollout_ref.actor.optim.lr=3e-4",
+        "critic.optim.lr=1e-3",
+        "critic.ppo_epochs=2",
+    ],
 }
 OVERRIDES["reward_model"] = [*OVERRIDES["ppo"], "reward.reward_model.enable=true"]
 

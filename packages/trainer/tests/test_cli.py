@@ -76,6 +76,9 @@ def test_responses_are_kept_in_the_runs_own_folder_or_where_no_other_run_has_any
     with pytest.raises(SystemExit):
         train("trainer.default_local_dir=second", *kept)
     assert "validation holds the responses of another run already" in one_line(capsys.readouterr().err)
+    with pytest.raises(SystemExit):
+        main(["plan", *SMALL, "trainer.default_local_dir=second", *kept])
+    assert "validation holds the responses of another run already" in one_line(capsys.readouterr().out)
     train("trainer.default_local_dir=third", kept[0])
     assert {path.name for path in (here / "third" / "rollouts").iterdir()} == {"1.jsonl", "2.jsonl"}
 

@@ -64,6 +64,12 @@ def test_values_that_verl_has_for_all_and_for_none_are_taken():
     assert (config.trainer.max_ckpt_to_keep, config.critic.optim.lr_warmup_steps) == (-1, -1)
     with pytest.raises(ConfigError, match=r"val_kwargs\.temperature must be above 0, got 0"):
         load_config(overrides=[overrides[0], "actor_rollout_ref.rollout.val_kwargs.do_sample=true"])
+    with pytest.raises(ConfigError, match=r"actor_rollout_ref\.rollout\.temperature must be above 0, got 0"):
+        load_config(
+            overrides=[f"actor_rollout_ref.rollout.{key}" for key in ("temperature=0", "do_sample=false", "n=1")]
+        )
+    with pytest.raises(ConfigError, match=r"critic\.shuffle: expected true or false, got 3"):
+        load_config(overrides=["critic.shuffle=3"])
     with pytest.raises(ConfigError, match="lr_warmup_steps must be -1 or more, got -2"):
         load_config(overrides=["critic.optim.lr_warmup_steps=-2"])
 

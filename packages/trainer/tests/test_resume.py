@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from kapell.trainer.config_load import ConfigError, load_config
+from kapell.trainer.generations import generation_files
 from kapell.trainer.resume import find_resume
 from kapell.trainer.state_files import CheckpointError
 
@@ -155,6 +156,25 @@ def test_a_run_may_be_longer_than_planned_and_says_what_changed(trained):
     rates = [line["actor/lr"] for line in lines[5:]]
     assert rates[0] > rates[1] < rates[2] > rates[3]  # what was planned as the end is not the end
     assert 0.0 <= rates[3] < rates[2] < 0.001
+
+
+def test_a_run_that_goes_on_keeps_its_own_responses_and_no_other_runs(here, tmp_path):
+    kept = [f"trainer.rollout_data_dir={tmp_path / 'kept'}"]
+    resume_runs.run(here / "run", kept)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "9.jsonl").touch()
+
+    def files(*overrides):
+        config = resume_runs.config_of(*overrides, "trainer.total_training_steps=8")
+        return generation_files(config.trainer, here / "run", find_resume(config, here / "run"))
+
+    assert files() is None
+    assert files(*kept) is not None
+    for others in ("trainer.validation_data_dir", "trainer.rollout_data_dir"):
+        (tmp_path / others).mkdir()
+        (tmp_path / others / "9.jsonl").touch()
+        with pytest.raises(FileExistsError, match="holds the responses of another run already"):
+            files(f"{others}={tmp_path / others}")
 
 
 def test_another_run_begins_at_a_checkpoint_by_its_path(trained, here):

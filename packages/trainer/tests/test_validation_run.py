@@ -180,13 +180,15 @@ def test_generations_are_written_per_step_by_verls_keys(tmp_path):
 
 def test_the_responses_of_another_run_are_not_written_over(tmp_path):
     files = GenerationFiles(rollouts=tmp_path / "rollouts")
-    files.require_unused()
+    own = tmp_path / "run"
+    files.require_unused(own)
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "rows.jsonl").touch()
-    files.require_unused()
+    files.require_unused(own)
     files.on_rollouts(3, [sample("4", 0.0)])
     with pytest.raises(FileExistsError, match=r"rollouts holds the responses of another run.*rollout_data_dir"):
-        files.require_unused()
+        files.require_unused(own)
+    files.require_unused(tmp_path)
 
 
 def test_rows_of_training_are_made_only_for_those_who_want_them():

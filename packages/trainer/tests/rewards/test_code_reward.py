@@ -38,6 +38,8 @@ CODE = "def add(a, b): return a + b\n"
         f"```\n{CODE}```",
         f"```Python3\r\n{CODE}```\n",
         f"Here: ```py\n{CODE}```",
+        f"Answer: ```\n{CODE}```\nThat works.",
+        f"1. ```python3\n{CODE}```\n2. ```sh\nls\n```",
         f"``` python title=add.py\n{CODE}```",
         f"> ```python\n{CODE}```",
         f"```python\n{CODE}",

@@ -168,6 +168,7 @@ def test_the_parent_cannot_be_signalled_or_traced():
         "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
         "fcntl.fcntl(os.pipe()[0], 10, 9)",
         "os.pidfd_open(os.getppid())",
+        "import socket, struct; fcntl.ioctl(socket.socketpair()[0], 0x8901, struct.pack('i', os.getppid()))",
     ],
 )
 def test_limits_and_priorities_of_others_cannot_be_changed(call):

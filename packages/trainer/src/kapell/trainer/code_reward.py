@@ -16,7 +16,8 @@ __all__ = ["CallTests", "CodeReward", "ProgramTests", "extract_code", "parse_tes
 
 # A fence of any language, so that its end is not taken for the beginning of the next one.
 _FENCE = re.compile(
-    r"(?:^[ \t>]*```|```(?=py))[ \t]*([^\s`]*)[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE | re.MULTILINE
+    r"(?:^[ \t>]*```|```(?=py|[\w+#-]*[ \t\r]*\n))[ \t]*([^\s`]*)[^\n`]*\n(.*?)(?:```|\Z)",
+    re.DOTALL | re.IGNORECASE | re.MULTILINE,
 )
 _PYTHON = re.compile(r"py(thon)?[\d.]*", re.IGNORECASE)
 _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)

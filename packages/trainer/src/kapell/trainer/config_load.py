@@ -153,7 +153,7 @@ def _check_value(key: str, kind: Any, value: Any, origin: str) -> None:
     """Refuse what OmegaConf would turn into another value, or leave out, without a word."""
     if value == _MISSING:
         raise ConfigError(f"{key}: {_MISSING} stands for a value that is missing ({origin}); give one, or leave it out")
-    if kind is bool and not _means_truth(value):
+    if kind in (bool, bool | None) and not (value is None or _means_truth(value)):
         raise ConfigError(f"{key}: expected true or false, got {value!r} ({origin})")
     if get_origin(kind) is tuple and isinstance(value, list) and len(value) != len(get_args(kind)):
         raise ConfigError(f"{key}: expected {len(get_args(kind))} values, got {value!r} ({origin})")

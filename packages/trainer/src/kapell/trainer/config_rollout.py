@@ -132,6 +132,8 @@ class RolloutConfig(SamplingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "max_num_seqs", "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
+        require_positive(
+            self, "temperature", "max_num_seqs", "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu"
+        )
         if "" in self.stop:
             raise ValueError(f"stop must not hold an empty text, got {self.stop}")

@@ -34,7 +34,7 @@ _PLAIN_LINES = 20  # lines of progress where the output is no terminal
 
 
 class LiveDisplay(Hook):
-    """Shows step, reward, exact match, KL, tokens per second and time left while a run goes on."""
+    """Shows step, reward, exact match, KL, tokens per second of a worker and time left while a run goes on."""
 
     def __init__(self, console: Console, *, title: str, folder: Path | None = None, num_samples: int = 0) -> None:
         self._console = console

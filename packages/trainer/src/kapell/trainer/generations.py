@@ -10,10 +10,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from .config import TrainerConfig
 from .hooks import Hook
+from .resume import Resume
 from .run_folder import json_value
 
-__all__ = ["GenerationFiles", "read_samples", "samples_table"]
+__all__ = ["GenerationFiles", "generation_files", "read_samples", "samples_table"]
 
 _SHOWN_CHARACTERS = 400
 
@@ -29,9 +31,14 @@ class GenerationFiles(Hook):
         self._rollouts = None if rollouts is None else Path(rollouts).expanduser()
         self._validation = None if validation is None else Path(validation).expanduser()
 
-    def require_unused(self) -> None:
-        """Raise ``FileExistsError`` where a folder holds the responses of another run, which would be written over."""
+    def require_unused(self, own: Path) -> None:
+        """Raise ``FileExistsError`` where a folder holds the responses of another run, which would be written over.
+
+        What lies in the folder ``own`` is the run's own.
+        """
         for _, file in self._files():
+            if file.resolve().is_relative_to(own.resolve()):
+                continue
             raise FileExistsError(
                 f"{file.parent} holds the responses of another run already; give trainer.rollout_data_dir and "
                 "trainer.validation_data_dir other folders (relative ones are in the run's own)"
@@ -59,6 +66,23 @@ class GenerationFiles(Hook):
             for file in sorted(folder.glob("*.jsonl")):
                 if file.stem.isdecimal():
                     yield int(file.stem), file
+
+
+def generation_files(trainer: TrainerConfig, folder: Path, resume: Resume) -> GenerationFiles | None:
+    """What keeps the responses of a run in ``folder``; None where nothing does.
+
+    Relative folders are in the run's own. Raises ``FileExistsError`` for one with another run's responses.
+    """
+    rollouts, validation = trainer.rollout_data_dir, trainer.validation_data_dir
+    if rollouts is None and validation is None:
+        return None
+    files = GenerationFiles(
+        rollouts=None if rollouts is None else folder / Path(rollouts).expanduser(),
+        validation=None if validation is None else folder / Path(validation).expanduser(),
+    )
+    if not resume.goes_on(folder, "trainer.rollout_data_dir", "trainer.validation_data_dir"):
+        files.require_unused(folder)
+    return files
 
 
 def _write(folder: Path, step: int, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from .choices import estimator_reads
 from .config import Config, RewardModelConfig, TrainerConfig
 from .config_load import ResolvedConfig
 from .devices import DeviceType
+from .generations import generation_files
 from .inactive import InactiveKey, inactive_settings
 from .loggers import build_loggers
 from .observe import ObservedStage
@@ -108,8 +109,9 @@ def plan_run(resolved: ResolvedConfig) -> RunPlan:
 def _obstacle(config: Config) -> str | None:
     own = config.trainer.default_local_dir
     with tempfile.TemporaryDirectory() as folder:
+        place = Path(own).expanduser() if own else Path(folder)
         try:
-            find_resume(config, Path(own).expanduser() if own else folder)
+            generation_files(config.trainer, place, find_resume(config, place))
             build_loggers(config.trainer.logger, folder, project="", experiment="", config={})
             prepare(config, folder)
             load_backend(config.backend.name)  # a run that could be prepared asks for it next

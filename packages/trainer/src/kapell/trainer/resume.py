@@ -34,11 +34,12 @@ class Resume:
     changes: tuple[str, ...] = ()
     """Keys that differ from the checkpoint's configuration, as ``key: old → new``."""
 
-    def goes_on_in(self, folder: Path) -> bool:
-        """Whether the folder holds what this run has written before."""
-        return self.begin_again or (
-            self.checkpoint is not None and self.checkpoint.resolve().parent == folder.resolve()
-        )
+    def goes_on(self, folder: Path, *keys: str) -> bool:
+        """Whether the run in the folder is the one that was there, and the configuration has these keys as it had."""
+        if self.checkpoint is None:
+            return self.begin_again
+        changed = {change.partition(":")[0] for change in self.changes}
+        return self.checkpoint.resolve().parent == folder.resolve() and changed.isdisjoint(keys)
 
     def __str__(self) -> str:
         if self.checkpoint is None:

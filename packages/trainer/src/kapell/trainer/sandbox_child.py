@@ -66,9 +66,13 @@ _FORBIDDEN_CALLS = {
 }
 
 # Calls of which one argument decides, by number: its place, and the values with which alone they are allowed (limits of
-# this process, prlimit64) or with which they are not (fcntl's ways to have signals sent to others).
+# this process, prlimit64) or with which they are not (the ways of fcntl and ioctl to have signals sent to others).
 _ALLOWED_WITH = {"x86_64": {302: (0, (0,))}, "aarch64": {261: (0, (0,))}}
-_FORBIDDEN_WITH = {"x86_64": {72: (1, (8, 10, 15))}, "aarch64": {25: (1, (8, 10, 15))}}
+_OWNERS = {"fcntl": (1, (8, 10, 15)), "ioctl": (1, (0x8901, 0x8902))}
+_FORBIDDEN_WITH = {
+    "x86_64": {72: _OWNERS["fcntl"], 16: _OWNERS["ioctl"]},
+    "aarch64": {25: _OWNERS["fcntl"], 29: _OWNERS["ioctl"]},
+}
 
 
 def confine(limits: Mapping[str, int], folder: str, libraries: Sequence[str]) -> list[str]:

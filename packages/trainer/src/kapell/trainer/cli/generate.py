@@ -46,9 +46,9 @@ def _generate(options: argparse.Namespace, console: Console) -> None:
     from ..generate import generate_texts
 
     folder = Path(options.folder).expanduser()
-    config = _config_of(folder)
-    stop = config.actor_rollout_ref.rollout.stop if config else []
     with user_mistakes(), _model_of(folder) as model:
+        config = _config_of(folder)
+        stop = config.actor_rollout_ref.rollout.stop if config else []
         texts = generate_texts(
             model,
             options.prompts,

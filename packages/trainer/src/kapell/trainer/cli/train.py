@@ -16,8 +16,6 @@ from ..hooks import Hook
 from .common import add_config_arguments, load, quiet_libraries, user_mistakes
 
 if TYPE_CHECKING:
-    from ..config import TrainerConfig
-    from ..generations import GenerationFiles
     from ..resume import Resume
     from .common import Commands
 
@@ -62,6 +60,7 @@ def _run(resolved: ResolvedConfig, folder: Path, resume: Resume, console: Consol
 
         from ..build import prepare, train
         from ..display import LiveDisplay
+        from ..generations import generation_files
         from ..loggers import build_loggers
         from ..random_states import seed_generators
         from ..run_folder import RunFiles
@@ -76,7 +75,7 @@ def _run(resolved: ResolvedConfig, folder: Path, resume: Resume, console: Consol
                 experiment=config.trainer.experiment_name or folder.name,
                 config={key: value for key, value, _ in resolved.leaves()},
             )
-            generations = _generation_files(config.trainer, folder, resume)
+            generations = generation_files(config.trainer, folder, resume)
             prepared = prepare(config, folder)
     title = f"{config.algorithm.adv_estimator} on {config.backend.name}, {_num_workers(config)} workers → {folder}"
     hooks: list[Hook] = list(trackers)
@@ -90,22 +89,6 @@ def _run(resolved: ResolvedConfig, folder: Path, resume: Resume, console: Consol
     if str(resume):
         console.print(f"going on {resume}", markup=False, highlight=False, soft_wrap=True)
     train(prepared, folder, hooks=hooks, resume=resume)
-
-
-def _generation_files(trainer: TrainerConfig, folder: Path, resume: Resume) -> GenerationFiles | None:
-    """What keeps the responses, if anything does: in the run's own folder, or where no other run has written."""
-    from .. import generations
-
-    rollouts, validation = trainer.rollout_data_dir, trainer.validation_data_dir
-    if rollouts is None and validation is None:
-        return None
-    files = generations.GenerationFiles(
-        rollouts=None if rollouts is None else folder / Path(rollouts).expanduser(),
-        validation=None if validation is None else folder / Path(validation).expanduser(),
-    )
-    if not resume.goes_on_in(folder):
-        files.require_unused()
-    return files
 
 
 def _num_workers(config: Config) -> int:

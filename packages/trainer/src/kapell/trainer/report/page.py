@@ -84,7 +84,7 @@ def render_report(runs: Sequence[RunData]) -> str:
 def _subtitle(run: RunData) -> str:
     steps = int(run.records[-1]["step"])
     planned = run.config.get("trainer.total_training_steps")
-    if planned is None and run.config.get("trainer.total_epochs") is None:
+    if "trainer.total_training_steps" in run.config and planned is run.config.get("trainer.total_epochs") is None:
         planned = DEFAULT_STEPS
     parts = [f"{steps} of {planned} steps" if planned and planned != steps else f"{steps} steps"]
     estimator, backend = run.config.get("algorithm.adv_estimator"), run.config.get("backend.name")
