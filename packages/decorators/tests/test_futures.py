@@ -138,6 +138,13 @@ def test_unknown_rows_alone_are_neither_padded_balanced_grouped_nor_refused_by_t
     make_plan("f", spec, SHAPE, (ids(4),))  # as such, the call is fine
 
 
+def test_one_rank_gets_all_rows_however_many_there_are():
+    for options in ({"uneven": "pad"}, {"uneven": "refuse"}, {"balance_by": "id"}, {"group_by": "id"}):
+        spec = MethodSpec(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, **options)
+        planned = make_plan("f", spec, GroupShape(1), (Pending([1, 2, 3]),))
+        assert planned.call_for(0)[0][0].get() == [1, 2, 3]
+
+
 @pytest.mark.parametrize("value", [Pending([1, 2, 3]), 5, Replicate([1, 2])], ids=["future", "no rows", "replicated"])
 @pytest.mark.parametrize("options", [{}, {"execute_mode": Execute.RANK_ZERO}], ids=["all", "rank zero"])
 def test_a_call_without_known_rows_tells_the_padding_argument_none(value, options):

@@ -58,7 +58,7 @@ def plan_rows(
             found[place] = _Batch(label, value, splitter, splitter.length(value), parts)
     batches = list(found.values())
     layout = _layout(method, spec, batches, num_shards, world_size) if batches else None
-    if futures and _needs_rows(spec, layout):
+    if futures and num_shards > 1 and _needs_rows(spec, layout):
         raise ValueError(
             f"{method}: argument {arguments[min(futures)][0]!r} is a future whose rows are not known yet; this call "
             "pads, balances, groups or refuses by them. Wait for it first: .get()"

@@ -159,7 +159,7 @@ def _without_values(facts: ColumnFacts) -> Any:
     if facts.is_tensor:
         dtype = getattr(torch, facts.dtype, None)
         return torch.empty(shape, dtype=dtype, device="meta") if isinstance(dtype, torch.dtype) else None
-    with suppress(TypeError):  # some dtypes, such as structured ones, have no name
+    with suppress(TypeError, ValueError, SyntaxError):  # some dtypes, such as structured ones, have no name
         return np.broadcast_to(np.empty((), facts.dtype), shape)
     return None
 

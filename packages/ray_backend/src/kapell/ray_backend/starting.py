@@ -112,8 +112,6 @@ class Starter:
         deadline = time.monotonic() + start.timeout
         actors: list[Any] = []
         try:
-            if not start.beside and "scheduling_strategy" not in start.options:
-                _check_fits(start.options, start.pool.resources.bundle, start.role)
             self._take_shares()
             names = [self._actor_name(position) for position in range(len(self._places))]
             actors = [self._actor(position, name) for position, name in enumerate(names)]
@@ -251,17 +249,6 @@ class Starter:
 
 def _env_vars(options: Mapping[str, Any]) -> Mapping[str, str]:
     return (options.get("runtime_env") or {}).get("env_vars") or {}
-
-
-def _check_fits(options: Mapping[str, Any], bundle: Mapping[str, float], role: str) -> None:
-    amounts = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    asked = {name: options.get(option) for name, option in amounts.items()} | (options.get("resources") or {})
-    over = {name: amount for name, amount in asked.items() if amount is not None and amount > bundle.get(name, 0.0)}
-    if over:
-        raise ValueError(
-            f"{role}: the options of each worker ask for {over}, but a process of the pool holds {dict(bundle)}; ask "
-            "for a part of that, or for more per process of the pool"
-        )
 
 
 def _has_async_methods(worker_class: type) -> bool:

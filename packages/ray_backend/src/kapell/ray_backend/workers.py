@@ -176,6 +176,8 @@ class RayWorkers(Workers[RayAnswer]):
 
     def run_times(self, ranks: Sequence[int], timeout: float) -> dict[int, list[RunTime]]:
         """When calls ran, for each rank that is free to answer; each call is told once."""
+        if self.session != this_session():
+            return {}
         return self._numbers.numbered(super().run_times(ranks, timeout))
 
     def is_alive(self, rank: int) -> bool:

@@ -224,7 +224,10 @@ class PendingCall(Generic[ResultT]):
         _logger.warning("%s failed on ranks %s; trying again", self.label, sorted(self._failures))
         for rank, error in self._failures.items():
             if isinstance(error, LostWorker):
-                self._route.restart(rank)
+                try:
+                    self._route.restart(rank)
+                except Exception as refused:  # such as for workers that another program has started
+                    raise self._failed() from refused
         sent = self._route.send(self._method, self._plan, self._span, began=time.time(), direct=self._direct)
         self._expect(*sent)
 

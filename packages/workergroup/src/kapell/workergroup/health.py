@@ -78,7 +78,8 @@ class Liveness:
                     lost.discard(rank)  # restarted
                 elif rank not in lost and not runtime.closed:
                     lost.add(rank)
-                    self._tell(rank)
+                    if not runtime.workers.is_alive(rank):  # not restarted while another rank's loss was told
+                        self._tell(rank)
 
     def _tell(self, rank: int) -> None:
         _logger.error("%s: the process of rank %d is gone", self._route.role, rank)

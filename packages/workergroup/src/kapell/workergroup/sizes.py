@@ -13,11 +13,11 @@ _RECORD = 8  # entries; more of them are taken to be alike
 _FIXED = {bool: 1, int: 8, float: 8, complex: 16, type(None): 0}
 
 
-def size_of(value: Any) -> int:
+def size_of(value: Any, depth: int = 3) -> int:
     """Bytes of a value: exact for arrays, tensors and batches of them, a guess for other things.
 
     A list, tuple or dict of few entries counts as all of them, a longer one as its first entry times its length. What
-    says nothing, as most futures, counts as 0.
+    lies more than ``depth`` of them deep, or says nothing, as most futures, counts as 0.
 
     >>> size_of([1] * 1000), size_of({"name": "text"}), size_of((1, "text"))
     (8000, 8, 12)
@@ -25,9 +25,9 @@ def size_of(value: Any) -> int:
     kind = type(value)
     if kind is list or kind is tuple:
         if len(value) <= _RECORD:
-            return _sum_of(value)
+            return _sum_of(value, depth)
         first = value[0]
-        return len(value) * (_FIXED.get(type(first)) or size_of(first))
+        return len(value) * (_FIXED.get(type(first)) or (size_of(first, depth - 1) if depth else 0))
     if kind in _FIXED:
         return _FIXED[kind]
     weigh = _WEIGHERS.get(kind)
@@ -37,19 +37,22 @@ def size_of(value: Any) -> int:
         return len(value)
     if kind is dict:
         if len(value) <= _RECORD:
-            return _sum_of(value) + _sum_of(value.values())
+            return _sum_of(value, depth) + _sum_of(value.values(), depth)
         key, entry = next(iter(value.items()))
-        return len(value) * (size_of(key) + size_of(entry))
+        return len(value) * (size_of(key, depth - 1) + size_of(entry, depth - 1)) if depth else 0
     weigh = _WEIGHERS[kind] = _weigher_of(value)
     return weigh(value)
 
 
-def _sum_of(entries: Iterable[Any]) -> int:
+def _sum_of(entries: Iterable[Any], depth: int) -> int:
     total = 0
     for entry in entries:
         # Most entries are numbers or text: a call for each would cost more than the sum.
         kind = type(entry)
-        total += len(entry) if kind is str else _FIXED.get(kind) or size_of(entry)
+        if kind is str:
+            total += len(entry)
+        else:
+            total += _FIXED.get(kind) or (size_of(entry, depth - 1) if depth else 0)
     return total
 
 

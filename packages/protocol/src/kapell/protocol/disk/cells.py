@@ -165,7 +165,10 @@ def is_plain_tensor(tensor: torch.Tensor) -> bool:
 def has_plain_dtype(value: np.ndarray | np.generic) -> bool:
     """Say whether the name of its dtype says all of it: not for records, nor for dtypes that numpy has not itself."""
     dtype = value.dtype
-    return dtype.kind in _DTYPE_KINDS and dtype == np.dtype(dtype.str)
+    try:
+        return dtype.kind in _DTYPE_KINDS and dtype == np.dtype(dtype.str)
+    except TypeError:  # numpy does not know the name
+        return False
 
 
 def numpy_dtype(name: str) -> np.dtype:
