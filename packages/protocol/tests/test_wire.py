@@ -134,9 +134,14 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint16, torch.bool, torch.complex64])
+ANYWHERE = [torch.float32, torch.bfloat16, torch.bool]
+CASES = [(way, dtype) for way in WAYS for dtype in ANYWHERE]
+# Records are safetensors files as they are, and not every release of that holds these.
+CASES += [(way, dtype) for way in WAYS if way != "record" for dtype in (torch.uint16, torch.complex64)]
+
+
 @pytest.mark.parametrize("odd", ODD)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "dtype"), CASES)
 def test_every_strided_tensor_arrives_with_its_numbers(way, odd, dtype, tmp_path):
     tensor = ODD[odd](dtype)
     assert torch.equal(WAYS[way](tensor, tmp_path), tensor.detach())
