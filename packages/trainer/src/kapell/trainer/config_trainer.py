@@ -8,11 +8,9 @@ from typing import Any, ClassVar, Literal
 from .config_checks import require_not_negative, require_positive
 from .config_conditions import AllOf, Conditions, Contains, Given, Needs
 
-__all__ = ["DEFAULT_STEPS", "BackendConfig", "TrainerConfig"]
+__all__ = ["BackendConfig", "TrainerConfig"]
 
-DEFAULT_STEPS = 60
-"""Steps of a run that says nothing of its length."""
-
+_DEFAULT_STEPS = 60  # of a run that says nothing of its length
 _TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")  # the values of `trainer.logger` that are experiment trackers
 
 
@@ -119,7 +117,7 @@ class TrainerConfig:
     def planned_steps(self) -> int | None:
         """Steps in total, as far as the data need not be known; None where ``total_epochs`` alone decides."""
         if self.total_training_steps is None and self.total_epochs is None:
-            return DEFAULT_STEPS
+            return _DEFAULT_STEPS
         return self.total_training_steps
 
 

@@ -129,5 +129,11 @@ def update_plan(role: ActorConfig | CriticConfig, actor: ActorConfig, micro_batc
 
 def _optimizer_steps(prepared: Prepared, plan: UpdatePlan, *, first: int = 0) -> int:
     """Those of the whole run, which a role spends from its step ``first`` on."""
-    sizes = islice(prepared.loader.batch_sizes(), first, prepared.total_steps)
-    return plan.epochs * sum(-(-size // plan.prompts_per_mini_batch) for size in sizes)
+    sizes = islice(prepared.loader.batch_sizes(), prepared.loader.steps_in(1))
+    of_batch = [-(-size // plan.prompts_per_mini_batch) for size in sizes]  # of each batch of a pass over the prompts
+
+    def until(step: int) -> int:
+        passes, rest = divmod(step, len(of_batch))
+        return passes * sum(of_batch) + sum(of_batch[:rest])
+
+    return plan.epochs * max(0, until(prepared.total_steps) - until(first))

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from ..config_trainer import DEFAULT_STEPS
+from ..config_trainer import TrainerConfig
 from ..run_folder import CURVES
 from .charts import Series, line_chart, stacked_bars, tidy
 from .run_data import RunData, load_run
@@ -81,11 +81,16 @@ def render_report(runs: Sequence[RunData]) -> str:
     )
 
 
+def _planned_steps(config: Mapping[str, Any]) -> int | None:
+    if "trainer.total_training_steps" not in config:  # a run of somebody's own loop
+        return None
+    steps, epochs = (config.get(f"trainer.total_{key}") for key in ("training_steps", "epochs"))
+    return TrainerConfig(total_training_steps=steps, total_epochs=epochs).planned_steps
+
+
 def _subtitle(run: RunData) -> str:
     steps = int(run.records[-1]["step"])
-    planned = run.config.get("trainer.total_training_steps")
-    if "trainer.total_training_steps" in run.config and planned is run.config.get("trainer.total_epochs") is None:
-        planned = DEFAULT_STEPS
+    planned = _planned_steps(run.config)
     parts = [f"{steps} of {planned} steps" if planned and planned != steps else f"{steps} steps"]
     estimator, backend = run.config.get("algorithm.adv_estimator"), run.config.get("backend.name")
     if estimator:
