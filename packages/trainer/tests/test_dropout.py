@@ -1,122 +1,65 @@
-"""Dropout acts in the passes of an update and nowhere else, and what it drops follows from seed, rank and step."""
+"""Dropout is off in all roles, whatever a model's configuration says."""
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from kapell.trainer.algorithms import BatchTotals, position_ids
-from kapell.trainer.config import OptimConfig
-from kapell.trainer.engine import TrainEngine
-from kapell.trainer.forward import policy_forward
-from kapell.trainer.models import build_policy, build_value_model, has_dropout, load_config_of, new_model_config
-from kapell.trainer.objectives import PolicyObjective
-from kapell.trainer.rollout_engine import RolloutRequest, SamplerEngine
-from kapell.trainer.sampler import Sampling
+from kapell.trainer.models import build_policy, build_value_model, load_config_of, new_model_config, without_dropout
 
-DROPOUT = {"embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}
-NONE = dict.fromkeys(DROPOUT, 0.0)
-ROWS, PROMPT, LENGTH = 6, 3, 5
+# Of GPT-2 and OPT dropout is modules, of Llama and BERT numbers that modules keep, of Falcon read from the
+# configuration in each pass; OPT also drops whole layers.
+ARCHITECTURES = ["gpt2", "llama", "qwen3", "falcon", "bert", "gpt_neox"]
 
 
-@pytest.fixture
-def columns():
-    ids = torch.randint(3, 13, (ROWS, PROMPT + LENGTH), generator=torch.Generator().manual_seed(0))
-    return {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "position_ids": position_ids(torch.ones_like(ids)),
-        "responses": ids[:, PROMPT:],
-        "response_mask": torch.ones((ROWS, LENGTH), dtype=torch.long),
-        "old_log_probs": torch.full((ROWS, LENGTH), -2.5),
-        "advantages": torch.ones((ROWS, LENGTH)),
-    }
+def dropping(tokenizer, model_type):
+    """The configuration of a model that drops nearly all."""
+    config = new_model_config(tokenizer, model_type=model_type, hidden_size=16, num_attention_heads=2, max_length=16)
+    known = {name for name in vars(CONFIG_MAPPING[model_type]()) if "drop" in name}
+    rates = {name for name in known if isinstance(getattr(config, name), int | float)}
+    assert rates - {"classifier_dropout"}
+    for name in rates:
+        setattr(config, name, 0.9)
+    return config
 
 
-@pytest.fixture
-def engine_of(tokenizer):
-    def build(dropout, **options):
-        config = new_model_config(tokenizer, hidden_size=32, max_length=24, override_config=dropout)
-        return TrainEngine(
-            build_policy(config, seed=3), OptimConfig(lr=1e-30), **options
-        )  # too little to move a weight
-
-    return build
+def logits_of(model, *, training):
+    ids = torch.arange(3, 13).reshape(2, 5)
+    model.train(training)
+    with torch.no_grad():
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
 
 
-def gradient_of(engine, columns):
-    objective, totals = PolicyObjective(options={"clip_ratio": 0.2}), BatchTotals.of(columns["response_mask"])
-    engine.forward_backward(columns, lambda rows: objective(engine.model, rows, totals))
-    gradient = torch.cat([p.grad.flatten() for p in engine.model.parameters()])
-    engine.step()
-    return gradient
+@pytest.mark.parametrize(
+    ("build", "model_type"),
+    [*((build, name) for name in ARCHITECTURES for build in (build_policy, build_value_model)), (build_policy, "opt")],
+)
+def test_no_model_drops_anything(tokenizer, tmp_path, build, model_type):
+    config = dropping(tokenizer, model_type)
+    saved = AutoModelForCausalLM.from_config(config)
+    assert not torch.equal(logits_of(saved, training=True), logits_of(saved, training=False)), "it would otherwise"
+    saved.save_pretrained(tmp_path)
+    for folder in (None, tmp_path):
+        model = build(config if folder is None else load_config_of(folder), folder=folder)
+        assert torch.equal(logits_of(model, training=True), logits_of(model, training=False))
 
 
-def log_probs_of(engine, columns):
-    def forward(model, rows):
-        return {"log_probs": policy_forward(model, rows, temperature=1.0).log_probs}
-
-    return engine.evaluate(columns, forward, names=("log_probs",))["log_probs"]
-
-
-def samples_of(engine):
-    prompts = torch.tensor([[3, 4, 5]] * 4)
-    request = RolloutRequest(
-        prompts=prompts,
-        prompt_mask=torch.ones_like(prompts),
-        sample_ids=range(4),
-        sampling=Sampling(),
-        max_new_tokens=LENGTH,
-        seed=1,
-        step=1,
-    )
-    with engine.sampling():
-        rollout = SamplerEngine(engine.model, [], 0).generate(request)
-    return rollout.rollout_log_probs
+def test_the_configuration_that_is_given_keeps_its_dropout(tokenizer):
+    config = dropping(tokenizer, "gpt2")
+    build_policy(config)
+    assert config.resid_pdrop == 0.9
+    assert without_dropout(config).resid_pdrop == 0.0
 
 
-def test_the_update_drops_out_and_sampling_and_log_probabilities_do_not(engine_of, columns):
-    plain, dropping = engine_of(NONE), engine_of(DROPOUT)
-    for _ in range(2):  # before and after an update
-        assert torch.equal(log_probs_of(dropping, columns), log_probs_of(plain, columns))
-        assert torch.equal(samples_of(dropping), samples_of(plain))
-        assert not torch.allclose(gradient_of(dropping, columns), gradient_of(plain, columns), rtol=0.05)
+def test_parts_of_a_configuration_drop_nothing_either(tokenizer):
+    whole = CONFIG_MAPPING["gemma3"](text_config={"attention_dropout": 0.5})
+    assert without_dropout(whole).text_config.attention_dropout == 0.0
+    assert whole.text_config.attention_dropout == 0.5
 
 
-def test_what_is_dropped_follows_from_seed_rank_and_step_and_moves_no_other_random_numbers(engine_of, columns):
-    engine = engine_of(DROPOUT, seed=(1, 0))
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    first, second = gradient_of(engine, columns), gradient_of(engine, columns)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not torch.equal(first, second), "each step drops others"
-    torch.manual_seed(6)
-    again = engine_of(DROPOUT, seed=(1, 0))
-    assert torch.equal(gradient_of(again, columns), first)
-    assert torch.equal(gradient_of(again, columns), second)
-    for other in ((2, 0), (1, 1)):
-        assert not torch.equal(gradient_of(engine_of(DROPOUT, seed=other), columns), first)
-
-
-def test_without_dropout_the_update_is_bit_for_bit_that_of_evaluation_mode(engine_of, columns, monkeypatch):
-    gradient = gradient_of(engine_of(NONE), columns)
-    monkeypatch.setattr(torch.nn.Module, "train", lambda module, mode=True: module)
-    assert torch.equal(gradient_of(engine_of(NONE), columns), gradient)
-
-
-def test_activations_that_are_computed_again_drop_the_same(engine_of, columns):
-    kept, again = engine_of(DROPOUT), engine_of(DROPOUT, gradient_checkpointing=True)
-    assert torch.allclose(gradient_of(kept, columns), gradient_of(again, columns), atol=1e-7)
-    assert not any(module.training for module in again.model.modules())
-
-
-def test_a_saved_model_brings_its_own_dropout_which_the_configuration_can_switch_off(tokenizer, tmp_path):
-    build_policy(new_model_config(tokenizer, hidden_size=16, max_length=8, override_config=DROPOUT)).save_pretrained(
-        tmp_path
-    )
-    assert has_dropout(build_policy(load_config_of(tmp_path), folder=tmp_path))
-    assert not has_dropout(build_policy(load_config_of(tmp_path, NONE), folder=tmp_path))
-    llama = new_model_config(tokenizer, model_type="llama", max_length=8, override_config={"attention_dropout": 0.1})
-    assert has_dropout(build_policy(llama))
-    value_model = build_value_model(load_config_of(tmp_path), folder=tmp_path)
-    rates = {name: module.p for name, module in value_model.named_modules() if isinstance(module, torch.nn.Dropout)}
-    assert rates.pop("dropout") == 0.0, "the new head has none"
-    assert set(rates.values()) == {0.1}
+def test_dropout_that_is_asked_for_is_refused(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"dropout is off in all roles, so resid_pdrop=0.1"):
+        new_model_config(tokenizer, max_length=8, override_config={"resid_pdrop": 0.1})
+    build_policy(new_model_config(tokenizer, hidden_size=16, max_length=8)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"dropout is off in all roles, so attn_pdrop=0.1"):
+        load_config_of(tmp_path, {"attn_pdrop": 0.1})
+    assert load_config_of(tmp_path, {"attn_pdrop": 0.0}).attn_pdrop == 0.0

@@ -20,11 +20,6 @@ SCRIPT = Path(__file__).with_name("resume_runs.py")
 resume_runs = SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 VARIANTS = {
-    "dropout": [
-        "algorithm.adv_estimator=gae",
-        "trainer.n_gpus_per_node=2",
-        *(f"actor_rollout_ref.model.override_config.{name}_pdrop=0.1" for name in ("embd", "attn", "resid")),
-    ],
     "lora": [
         "algorithm.adv_estimator=gae",
         "actor_rollout_ref.actor.use_kl_loss=true",
@@ -43,7 +38,6 @@ VARIANTS = {
     ],
 }
 MOMENTS = {
-    "dropout": [["line", 3, 0]],
     "lora": [["line", 3, 0], ["save", 4, 25]],
     "grpo": [
         ["line", 3, 0],

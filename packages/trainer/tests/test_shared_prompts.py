@@ -95,8 +95,8 @@ def test_log_probs_and_gradients_are_those_of_whole_rows(
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
 
 
-def engine_tokens(tokenizer, tokens_computed, columns, *, override=None, **options) -> int:
-    config = new_model_config(tokenizer, hidden_size=16, max_length=32, override_config=override)
+def engine_tokens(tokenizer, tokens_computed, columns, **options) -> int:
+    config = new_model_config(tokenizer, hidden_size=16, max_length=32)
     engine = TrainEngine(build_policy(config, seed=3), OptimConfig(lr=1e-3), **options)
     seen = tokens_computed(engine.model)
     totals = BatchTotals.of(columns["response_mask"])
@@ -113,11 +113,10 @@ WHOLE = 64 * 14
     [
         (rows_of(8, 8), {}, 8 * 9 + 64 * 4),
         (rows_of(64, 1), {}, WHOLE),
-        (rows_of(8, 8), {"override": {"resid_pdrop": 0.1}}, WHOLE),
         (rows_of(8, 8), {"gradient_checkpointing": True}, WHOLE),
         (rows_of(2, 8), {}, 16 * 14),
     ],
-    ids=["shared", "all different", "dropout is each row's own", "computed again", "too few to pay"],
+    ids=["shared", "all different", "computed again", "too few to pay"],
 )
 def test_an_update_shares_prompts_where_it_may_and_pays(tokenizer, tokens_computed, columns, options, expected):
     assert engine_tokens(tokenizer, tokens_computed, columns, **options) == expected

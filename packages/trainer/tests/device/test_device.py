@@ -54,7 +54,6 @@ RUNS = {
         "reward.reward_model.enable=true",
         "reward.reward_model.path=reward_model",
         "reward.reward_model.use_own_tokenizer=true",
-        "actor_rollout_ref.model.override_config={resid_pdrop: 0.1}",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
     ],
     "grpo": [

@@ -4,11 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -20,7 +19,7 @@ from .devices import moved
 from .forward import Columns
 from .lora import split_weights, weights_checksum
 from .micro_batches import MicroBatches, joined, portions
-from .models import allow_recomputation, drawn_from, has_dropout, training_mode
+from .models import allow_recomputation, training_mode
 from .optimizers import build_optimizer, build_schedule
 from .parallel import Replicated, Sharded
 
@@ -40,10 +39,6 @@ class TrainEngine:
     of all passes are computed in that (autocast). ``gradient_checkpointing`` computes each layer again in the backward
     pass, which saves the memory of its activations. The model lives on ``device``; columns go there micro-batch by
     micro-batch, and results come back to where the columns are.
-
-    The model is in evaluation mode but for the passes of `forward_backward`, in which dropout acts where the model's
-    configuration has it. What is dropped follows from ``seed``, which should differ between ranks, and the number of
-    steps so far.
     """
 
     def __init__(
@@ -57,7 +52,6 @@ class TrainEngine:
         strategy: Literal["ddp", "fsdp2"] = "ddp",
         dtype: torch.dtype = torch.float32,
         gradient_checkpointing: bool = False,
-        seed: Sequence[int] = (1,),
         device: torch.device = _CPU,
     ) -> None:
         self.device = device
@@ -68,7 +62,6 @@ class TrainEngine:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._grad_clip = grad_clip
         self._dtype = dtype
-        self._seed, self._has_dropout = tuple(seed), has_dropout(model)
         self._pending: Callable[[], Tensor] | None = None
         self._frozen_checksum: int | None = None
         self.optimizer = build_optimizer(self._parameters, optim)
@@ -86,7 +79,7 @@ class TrainEngine:
             raise RuntimeError("a mini-batch waits for its optimizer step; call step() before the next one")
         self.optimizer.zero_grad(set_to_none=True)
         metrics = []
-        with training_mode(self.model), self._dropout():
+        with training_mode(self.model):
             for micro in self._portions(columns, self._rows(columns, micro_batches)):
                 with self.autocast():
                     value, numbers = loss(micro)
@@ -94,12 +87,6 @@ class TrainEngine:
                 metrics.append(numbers)
         self._pending = self._parallel.start_average(self._parameters)
         return merge_metrics(metrics)
-
-    def _dropout(self) -> AbstractContextManager[None]:
-        if not self._has_dropout:
-            return nullcontext()
-        sequence = np.random.SeedSequence((*self._seed, self.scheduler.last_epoch))
-        return drawn_from(int(sequence.generate_state(1, np.uint64)[0]), self.device)
 
     def step(self) -> dict[str, float]:
         """Move the weights by the averaged gradient. Returns ``grad_norm`` (before clipping) and ``lr``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -33,12 +34,12 @@ __all__ = [
     "computes_again",
     "drawn_from",
     "end_token_ids",
-    "has_dropout",
     "load_config_of",
     "model_folder",
     "new_model_config",
     "num_positions",
     "training_mode",
+    "without_dropout",
 ]
 
 _global_generator = threading.Lock()  # new weights are drawn from torch's global generator, which threads share
@@ -58,8 +59,7 @@ def new_model_config(
 ) -> PreTrainedConfig:
     """The configuration of a small new model for the tokenizer's vocabulary, in the architecture ``model_type``.
 
-    Dropout is off but where ``override_config`` sets it. Raises ``ValueError`` for an architecture that transformers
-    does not have.
+    Raises ``ValueError`` for an architecture that transformers does not have.
     """
     if model_type not in CONFIG_MAPPING:
         raise ValueError(f"transformers knows no model_type {model_type!r}; try gpt2, llama, qwen2 or qwen3")
@@ -75,27 +75,30 @@ def new_model_config(
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": tokenizer.bos_token_id,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-        "attention_dropout": 0.0,
         "is_decoder": True,  # BERT's kind would see the tokens that follow
     }
     known = CONFIG_MAPPING[model_type]()
-    shape = {name: value for name, value in shape.items() if hasattr(known, name)}
+    shape = {name: value for name, value in shape.items() if hasattr(known, name) and not _is_computed(known, name)}
     for name in override_config or {}:
         if not hasattr(known, name):
             raise ValueError(f"the configuration of {model_type!r} has no field {name!r}")
     try:
-        _require_numbers(known, override_config or {})
+        _check_override(known, override_config or {})
         return AutoConfig.for_model(model_type, **{**shape, **(override_config or {})})
     except Exception as error:  # each version of transformers has another kind for a value of the wrong type
         raise ValueError(f"no configuration of {model_type!r} with {override_config or shape}: {error}") from error
 
 
-def _require_numbers(known: PreTrainedConfig, values: Mapping[str, Any]) -> None:
-    """Refuse what is no number where the configuration has one; transformers does so in its later versions only."""
+def _is_computed(config: PreTrainedConfig, name: str) -> bool:
+    """Whether a field follows from others, as Falcon's ``head_dim`` does."""
+    return isinstance(found := getattr(type(config), name, None), property) and found.fset is None
+
+
+def _check_override(known: PreTrainedConfig, values: Mapping[str, Any]) -> None:
+    """Refuse dropout, and what is no number where the configuration has one, as later versions of transformers do."""
     for name, value in values.items():
+        if _is_dropout(name, value) and value:
+            raise ValueError(f"dropout is off in all roles, so {name}={value} would do nothing; leave it out")
         if isinstance(getattr(known, name, None), int | float) and not isinstance(value, int | float | None):
             raise TypeError(f"{name} is a number, got {value!r}")
 
@@ -114,7 +117,7 @@ def load_config_of(folder: str | Path, override_config: Mapping[str, Any] | None
         raise FileNotFoundError(f"{path} is not a Hugging Face model folder: it has no config.json")
     try:
         if override_config:
-            _require_numbers(AutoConfig.from_pretrained(path, local_files_only=True), override_config)
+            _check_override(AutoConfig.from_pretrained(path, local_files_only=True), override_config)
         return AutoConfig.from_pretrained(path, local_files_only=True, **(override_config or {}))
     except Exception as error:
         changes = f" with {override_config}" if override_config else ""
@@ -170,8 +173,27 @@ def check_length(config: PreTrainedConfig, row: LongestRow) -> None:
         )
 
 
+def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy of the configuration, of its parts too, with all that sets dropout at zero.
+
+    With dropout the policy that is updated would be another than the one that sampled: the ratio of their
+    probabilities would be noise where it should be 1.
+    """
+    plain = copy.deepcopy(config)
+    for name, value in list(vars(plain).items()):
+        if isinstance(value, PreTrainedConfig):
+            setattr(plain, name, without_dropout(value))
+        elif _is_dropout(name, value):
+            setattr(plain, name, 0.0)
+    return plain
+
+
+def _is_dropout(name: str, value: Any) -> bool:
+    return "drop" in name and isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def build_policy(config: PreTrainedConfig, *, folder: str | Path | None = None, seed: int = 1) -> PreTrainedModel:
-    """A causal language model in float32: the weights of ``folder``, or new ones drawn from ``seed``."""
+    """A causal language model in float32, without dropout: the weights of ``folder``, or new ones from ``seed``."""
     return _build(AutoModelForCausalLM, config, folder, seed)
 
 
@@ -192,6 +214,7 @@ def drawn_from(seed: int, device: torch.device = _CPU) -> Generator[None]:
 
 
 def _build(auto_class: Any, config: PreTrainedConfig, folder: str | Path | None, seed: int) -> PreTrainedModel:
+    config = without_dropout(config)
     with drawn_from(seed):
         if folder is None:
             model = auto_class.from_config(config, dtype=torch.float32)
@@ -228,18 +251,9 @@ def computes_again(model: nn.Module) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
-def has_dropout(model: nn.Module) -> bool:
-    """Whether the model drops some of its activations in `training_mode`."""
-    return any(
-        (isinstance(module, nn.Dropout) and module.p > 0)
-        or any("drop" in name and isinstance(value, float) and value > 0 for name, value in vars(module).items())
-        for module in model.modules()
-    )
-
-
 @contextmanager
 def training_mode(model: PreTrainedModel) -> Generator[None]:
-    """Within the block dropout acts, and activations are computed again where `allow_recomputation` was called."""
+    """Within the block activations are computed again where `allow_recomputation` was called."""
     model.train()
     try:
         yield

@@ -7,21 +7,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import DynamicCache, PreTrainedModel
 
-from .models import computes_again, has_dropout
+from .models import computes_again
 
 __all__ = ["DifferentRows", "different_rows", "prefill", "shared_prompts"]
 
 _LEAST_SHARE = 0.25  # of all tokens
 _LEAST_TOKENS = 256  # below it the second pass costs more, even through the smallest model
-
-_noisy_or_frugal: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 class DifferentRows(NamedTuple):
@@ -52,8 +49,8 @@ def different_rows(*columns_BP: Tensor) -> DifferentRows:
 def shared_prompts(model: PreTrainedModel, prompts: Mapping[str, Tensor], *, width: int) -> DifferentRows | None:
     """The different ones of the prompts that rows of ``width`` tokens begin with; None where not worth sharing.
 
-    That is where it saves little, and where rows must not share: under dropout, whose noise is each row's own, with
-    activations that are computed again, which excludes a cache, and for a model in parts, in whose passes ranks meet.
+    That is where it saves little, and where rows cannot share: with activations that are computed again, which excludes
+    a cache, and for a model in parts, in whose passes ranks meet.
     """
     num_rows, num_prompt = prompts["input_ids"].shape
     least = max(_LEAST_TOKENS, _LEAST_SHARE * num_rows * width)
@@ -84,10 +81,4 @@ def prefill(
 
 
 def _may_share(model: PreTrainedModel) -> bool:
-    if isinstance(model, FSDPModule):
-        return False
-    if not model.training:
-        return True
-    if model not in _noisy_or_frugal:  # asked once: it is a search through all modules
-        _noisy_or_frugal[model] = has_dropout(model) or computes_again(model)
-    return not _noisy_or_frugal[model]
+    return not isinstance(model, FSDPModule) and not (model.training and computes_again(model))

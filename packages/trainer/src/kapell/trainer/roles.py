@@ -50,7 +50,6 @@ def worker_groups(
         build_reference=prepared.build_reference,
         total_steps=_optimizer_steps(prepared, update_plan(actor, actor, sizes.actor), first=config.actor_warmup),
         **_worker_options(config.trainer),
-        seed=config.trainer.seed,
         **_engine_options(actor, config.actor_rollout_ref.model),
     )
     roles = {"actor_rollout_ref": policy}
@@ -61,7 +60,6 @@ def worker_groups(
             config.critic.optim,
             total_steps=_optimizer_steps(prepared, update_plan(config.critic, actor, sizes.critic)),
             **_worker_options(config.trainer),
-            seed=config.trainer.seed + 1,
             **_engine_options(config.critic, config.critic.model),
         )
     if config.actor_rollout_ref.rollout.name == "openai":

@@ -37,7 +37,6 @@ class TrainWorker(Worker):
     """A worker with a model under training, the same on every rank.
 
     ``build_model`` is called on each rank and must give equal weights on all; ``engine_options`` are `TrainEngine`'s.
-    From ``seed`` and the rank follows what the model's dropout drops.
     """
 
     role = "model"
@@ -50,7 +49,6 @@ class TrainWorker(Worker):
         strategy: Literal["ddp", "fsdp2"] = "ddp",
         device: DeviceType = "cpu",
         torch_threads: int = 1,
-        seed: int = 1,
         **engine_options: Any,
     ) -> None:
         super().__init__()
@@ -68,7 +66,6 @@ class TrainWorker(Worker):
             strategy=strategy,
             collective=collective,
             device=chosen,
-            seed=(seed, self.rank),
             **engine_options,
         )
 
