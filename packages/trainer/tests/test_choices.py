@@ -64,3 +64,26 @@ def test_one_response_per_prompt_is_refused_where_responses_are_compared(name):
 @pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "remax"])
 def test_one_response_per_prompt_is_enough_for_the_others(name):
     check_algorithms(load_config(overrides=[f"algorithm.adv_estimator={name}", "actor_rollout_ref.rollout.n=1"]).config)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "algorithm.use_kl_in_reward=true",
+        "reward.missing_eos_penalty=1",
+        "reward.overlong_buffer={enable: true, len: 2}",
+    ],
+)
+def test_penalties_are_refused_where_the_estimator_compares_the_rewards_before_them(override):
+    check_algorithms(load_config(overrides=[override]).config)
+    config = load_config(overrides=["algorithm.adv_estimator=gdpo", override]).config
+    with pytest.raises(ValueError, match="gdpo makes advantages of the single rewards"):
+        check_algorithms(config)
+
+
+def test_a_target_divergence_is_refused_where_the_loss_does_not_know_the_old_policy():
+    target = "actor_rollout_ref.actor.target_kl=0.1"
+    check_algorithms(load_config(overrides=[target]).config)
+    config = load_config(overrides=[target, "actor_rollout_ref.actor.policy_loss.loss_mode=gpg"]).config
+    with pytest.raises(ValueError, match=r"target_kl=0.1: .*loss_mode=gpg does not read old_log_probs"):
+        check_algorithms(config)

@@ -244,6 +244,12 @@ SCENARIOS = {
         "actor_rollout_ref.model.lora_rank=1",
         "critic.model.lora_rank=1",
     ],
+    "length penalties": [
+        "reward.overlong_buffer.enable=true",
+        "reward.overlong_buffer.len=2",
+        "reward.missing_eos_penalty=0.5",
+        "actor_rollout_ref.actor.target_kl=0.1",
+    ],
     "schedules": [
         "algorithm.adv_estimator=gae",
         "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",

@@ -9,7 +9,7 @@ from kapell.decorators import Dispatch, Reduction, register
 from kapell.protocol import DataProto
 from kapell.trainer.algorithms import Metric
 from kapell.trainer.metrics import metrics_of
-from kapell.trainer.updates import UpdatePlan, learn
+from kapell.trainer.updates import UpdatePlan, learn, mini_batches
 from kapell.trainer.workers import TrainWorker
 from kapell.workergroup import ClassWithInitArgs, LocalBackend, Worker, WorkerFailedError
 
@@ -109,3 +109,37 @@ def test_an_update_ends_with_the_step_that_fails(mode):
         with pytest.raises(WorkerFailedError, match="no step was made"):
             learn(group, batch_of([2, 2, 2]), Objective(), plan, role="actor", seed=(1,))
         assert [events.count("step") for events in group.told()] == [2, 2]
+
+
+class Drifting(Recording):
+    """Tells after each step how far it has gone."""
+
+    @register(Dispatch.DP_COMPUTE_PROTO, collect=Reduction.LIST)
+    def forward_backward(self, batch, *, objective, totals, micro_batches=None):
+        moved = 0.1 * self.events.count("step")
+        super().forward_backward(batch, objective=objective, totals=totals)
+        # Each rank sees another part of it, here twice as much on the one and nothing on the other.
+        return {"actor/approx_kl": Metric.mean(moved * (2 if self.rank == 0 else 0), weight=1)}
+
+
+@pytest.mark.parametrize("mode", ["serial", "threads"])
+@pytest.mark.parametrize(
+    ("target_kl", "passes"), [(None, 4), (0.05, 1), (0.25, 2), (0.7, 4), (0.8, 4)], ids=lambda value: str(value)
+)
+def test_no_further_pass_is_made_once_the_policy_has_gone_too_far(mode, target_kl, passes):
+    # Two mini-batches a pass: the last ones of the passes see 0.1, 0.3, 0.5 and 0.7 over both ranks.
+    plan = UpdatePlan(epochs=4, prompts_per_mini_batch=2, target_kl=target_kl, shuffle=False)
+    with LocalBackend(mode) as backend:
+        group = backend.worker_group(backend.resource_pool([2]), ClassWithInitArgs(Drifting))
+        metrics = metrics_of(learn(group, batch_of([1, 1, 1, 1]), Objective(), plan, role="actor", seed=(1,)))
+        assert [events.count("step") for events in group.told()] == [2 * passes] * 2
+    assert ("actor/ppo_epochs" in metrics) == (target_kl is not None)
+    if target_kl is not None:
+        assert metrics["actor/ppo_epochs"].value == passes
+
+
+def test_an_update_in_separate_passes_sees_the_same_mini_batches_as_one_in_all():
+    plan = UpdatePlan(epochs=3, prompts_per_mini_batch=1)
+    uid = batch_of([2, 1, 3]).non_tensor_batch["uid"]
+    apart = [rows for epoch in range(3) for rows in mini_batches(uid, plan, seed=(1,), epochs=[epoch])]
+    assert apart == list(mini_batches(uid, plan, seed=(1,)))

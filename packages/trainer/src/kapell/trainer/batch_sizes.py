@@ -1,14 +1,16 @@
-"""The sizes of passes through the models that a configuration asks for."""
+"""The portions of a step's batch that a configuration asks for: in updates, and in passes through the models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeVar
 
+from .algorithms import NormScope
 from .config import Config
 from .micro_batches import MicroBatches
+from .updates import UpdatePlan
 
-__all__ = ["BatchSizes", "batch_sizes", "check_token_budgets"]
+__all__ = ["BatchSizes", "UpdatePlans", "batch_sizes", "check_token_budgets", "update_plans"]
 
 _POLICY, _CRITIC = "actor_rollout_ref", "critic"
 
@@ -53,6 +55,39 @@ def batch_sizes(config: Config) -> BatchSizes:
             critic_by_tokens,
             critic.forward_micro_batch_size_per_gpu,
             _first(critic.forward_max_token_len_per_gpu, critic_tokens),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatePlans:
+    """How models go over a step's batch."""
+
+    actor: UpdatePlan
+    """The policy."""
+    critic: UpdatePlan
+    """The critic: where its own keys say nothing, as the policy."""
+
+
+def update_plans(config: Config) -> UpdatePlans:
+    """The plans, whether or not there is a critic."""
+    actor, critic, sizes = config.actor_rollout_ref.actor, config.critic, batch_sizes(config)
+    return UpdatePlans(
+        actor=UpdatePlan(
+            epochs=actor.ppo_epochs,
+            prompts_per_mini_batch=actor.ppo_mini_batch_size,
+            micro_batches=sizes.actor,
+            shuffle=actor.shuffle,
+            balance=config.trainer.balance_batch,
+            target_kl=actor.target_kl,
+            whiten_advantages=config.algorithm.norm_scope == NormScope.MINI_BATCH,
+        ),
+        critic=UpdatePlan(
+            epochs=_first(critic.ppo_epochs, actor.ppo_epochs),
+            prompts_per_mini_batch=_first(critic.ppo_mini_batch_size, actor.ppo_mini_batch_size),
+            micro_batches=sizes.critic,
+            shuffle=_first(critic.shuffle, actor.shuffle),
+            balance=config.trainer.balance_batch,
         ),
     )
 

@@ -9,17 +9,18 @@ from pathlib import Path
 
 from kapell.workergroup import WorkerGroup
 
-from .algorithms import AdaptiveKLController, FixedKLController, KLController, NormScope
-from .batch_sizes import batch_sizes
+from .algorithms import AdaptiveKLController, FixedKLController, KLController
+from .batch_sizes import batch_sizes, update_plans
 from .checkpoint import BestCheckpoint, CheckpointStore
 from .choices import advantage_options, estimator_reads, policy_loss_options
 from .config import Config, KLControlConfig, SamplingConfig
 from .hooks import Hook, Hooks, RunSummary
+from .length_penalties import LengthPenalties
 from .objectives import PolicyObjective, ValueObjective
 from .prepare import Prepared, prepare
 from .resume import Resume, find_resume
 from .reward_model import RewardModel
-from .roles import update_plan, worker_groups
+from .roles import worker_groups
 from .run_checkpoint import POLICY, RunCheckpoints, check_tokenizer
 from .run_lock import lock_run_folder
 from .sampler import Sampling
@@ -137,11 +138,25 @@ def _scorer(prepared: Prepared, groups: Mapping[str, WorkerGroup]) -> Scorer:
     return replace(prepared.scorer, reward_model=RewardModel(groups["reward_model"], by_text=by_text))
 
 
+def _length_penalties(prepared: Prepared) -> LengthPenalties | None:
+    reward = prepared.config.reward
+    buffer = reward.overlong_buffer
+    if not buffer.enable and reward.missing_eos_penalty is None:
+        return None
+    return LengthPenalties(
+        max_length=prepared.config.data.max_response_length,
+        overlong_buffer=buffer.len if buffer.enable else None,
+        overlong_factor=buffer.penalty_factor,
+        missing_eos=reward.missing_eos_penalty,
+        eos_token_ids=prepared.eos_token_ids,
+    )
+
+
 def build_stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: str | Path) -> Stages:
     """The stages of the run over its groups; ``folder`` takes the weights for a rollout server."""
     config = prepared.config
     algorithm, actor, rollout = config.algorithm, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    length, sizes = config.data.max_response_length, batch_sizes(config)
+    length, sizes, plans = config.data.max_response_length, batch_sizes(config), update_plans(config)
     if config.trainer.data_plane == "reference":
         groups = {name: group.by_reference() for name, group in groups.items()}
     return Stages(
@@ -166,18 +181,15 @@ def build_stages(prepared: Prepared, groups: Mapping[str, WorkerGroup], folder: 
             kl_kind=actor.kl_loss_type,
             max_response_length=length,
         ),
-        policy_plan=replace(
-            update_plan(actor, actor, sizes.actor),
-            balance=config.trainer.balance_batch,
-            whiten_advantages=algorithm.norm_scope == NormScope.MINI_BATCH,
-        ),
+        policy_plan=plans.actor,
         value_objective=ValueObjective(
             cliprange_value=config.critic.cliprange_value,
             loss_agg_mode=config.critic.loss_agg_mode or actor.loss_agg_mode,
             max_response_length=length,
         ),
-        value_plan=replace(update_plan(config.critic, actor, sizes.critic), balance=config.trainer.balance_batch),
+        value_plan=plans.critic,
         use_reference=config.use_reference,
+        length_penalties=_length_penalties(prepared),
         kl_in_reward=_kl_controller(algorithm.kl_ctrl) if algorithm.use_kl_in_reward else None,
         kl_penalty=algorithm.kl_penalty,
         log_prob_micro_batches=sizes.log_prob,

@@ -40,7 +40,7 @@ def check_algorithms(config: Config) -> None:
         ("actor_rollout_ref.actor.policy_loss.loss_mode", get_policy_loss, actor.policy_loss.loss_mode),
         ("actor_rollout_ref.actor.loss_agg_mode", Aggregation, actor.loss_agg_mode),
         ("actor_rollout_ref.actor.kl_loss_type", KLKind, actor.kl_loss_type),
-        ("critic.loss_agg_mode", Aggregation, config.critic.loss_agg_mode or actor.loss_agg_mode),
+        *([("critic.loss_agg_mode", Aggregation, mode)] if (mode := config.critic.loss_agg_mode) else []),
     ):
         try:
             look_up(name)
@@ -49,6 +49,7 @@ def check_algorithms(config: Config) -> None:
     estimator, loss = get_advantage_estimator(algorithm.adv_estimator), get_policy_loss(actor.policy_loss.loss_mode)
     _check_options("algorithm.adv_options", estimator, algorithm.adv_options, advantage_options(config, ()))
     _check_group_size(config)
+    _check_penalties(config)
     _check_norm_scope(algorithm)
     _check_correction(algorithm.rollout_correction)
     _check_options(
@@ -57,6 +58,11 @@ def check_algorithms(config: Config) -> None:
     made = _columns_made(config)
     _check_columns(f"algorithm.adv_estimator={algorithm.adv_estimator}", estimator, made)
     loss_key = f"actor_rollout_ref.actor.policy_loss.loss_mode={actor.policy_loss.loss_mode}"
+    if actor.target_kl is not None and "old_log_probs" not in columns_of(loss):
+        raise ValueError(
+            f"actor_rollout_ref.actor.target_kl={actor.target_kl}: {loss_key} does not read old_log_probs, so nothing "
+            "tells how far the policy has moved; leave the key out"
+        )
     _check_columns(loss_key, loss, made | {"advantages", "returns", "log_probs"})
 
 
@@ -114,6 +120,23 @@ def _check_group_size(config: Config) -> None:
             f"algorithm.adv_estimator={name} compares the responses to a prompt, and actor_rollout_ref.rollout.n=1 is "
             "one; set it to 2 or more, or choose gae, reinforce_plus_plus or remax"
         )
+
+
+def _check_penalties(config: Config) -> None:
+    """Refuse penalties in token rewards where the estimator compares the single rewards before any penalty."""
+    if not estimator_reads(config, "reward_components"):
+        return
+    for key, given in (
+        ("algorithm.use_kl_in_reward=true", config.algorithm.use_kl_in_reward),
+        ("reward.overlong_buffer.enable=true", config.reward.overlong_buffer.enable),
+        ("reward.missing_eos_penalty", config.reward.missing_eos_penalty is not None),
+    ):
+        if given:
+            raise ValueError(
+                f"{key}: algorithm.adv_estimator={config.algorithm.adv_estimator} makes advantages of the single "
+                "rewards, which the penalty does not change; leave the key out, or write the penalty as one of "
+                "reward.terms"
+            )
 
 
 def _check_norm_scope(algorithm: AlgorithmConfig) -> None:

@@ -39,6 +39,7 @@ __all__ = [
     "KLControlConfig",
     "ModelConfig",
     "OptimConfig",
+    "OverlongBufferConfig",
     "PolicyLossConfig",
     "RefConfig",
     "RefModelConfig",
@@ -146,6 +147,26 @@ class RewardModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OverlongBufferConfig:
+    """DAPO's soft penalty for responses that come near ``data.max_response_length``; in training only."""
+
+    enable: bool = False
+    """Take the penalty off the rewards."""
+    len: int = 0
+    """The last so many tokens of the longest response are penalised, each more than the one before."""
+    penalty_factor: float = 1.0
+    """The penalty of the longest response."""
+
+    active_if: ClassVar[Conditions] = dict.fromkeys(("len", "penalty_factor"), Needs(".enable"))
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "len")
+        require_positive(self, "penalty_factor")
+        if self.enable and self.len == 0:
+            raise ValueError("enable=true needs len, a number of tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     """How responses are scored."""
 
@@ -156,6 +177,10 @@ class RewardConfig:
     and the options of its type in `kapell.trainer.reward_terms`. Empty: the function above alone."""
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     """A reward model."""
+    overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
+    """A penalty for long responses."""
+    missing_eos_penalty: float | None = None
+    """In training, taken off the reward of a response that is cut at ``data.max_response_length``. Null: nothing is."""
     timeout: float = 60.0
     """Seconds that a function may take for one response."""
     concurrency: int = 16
@@ -169,7 +194,7 @@ class RewardConfig:
     active_if: ClassVar[Conditions] = {"fallback_score": Needs(".on_error", ("fallback",))}
 
     def __post_init__(self) -> None:
-        require_positive(self, "timeout", "concurrency")
+        require_positive(self, "timeout", "concurrency", "missing_eos_penalty")
         if self.terms and self.custom_reward_function.path is not None:
             raise ValueError(
                 "terms and custom_reward_function are both given; a function can be a term of type function"
@@ -198,6 +223,11 @@ class Config:
     active_if: ClassVar[Conditions] = {"critic": Needs("algorithm.adv_estimator", ("gae",))}
 
     def __post_init__(self) -> None:
+        buffer, longest = self.reward.overlong_buffer, self.data.max_response_length
+        if buffer.enable and buffer.len > longest:
+            raise ValueError(
+                f"reward.overlong_buffer.len={buffer.len} is more than data.max_response_length={longest}; lower it"
+            )
         for role in ("actor_rollout_ref.actor", "critic"):
             mini = self.actor_rollout_ref.actor.ppo_mini_batch_size
             if role == "critic" and self.critic.ppo_mini_batch_size is not None:

@@ -66,6 +66,9 @@ class ActorConfig:
     """The policy objective."""
     loss_agg_mode: str = "token-mean"
     """How the tokens' losses are put together."""
+    target_kl: float | None = None
+    """Make no further pass over a step's batch once the last mini-batch of one has a larger ``actor/approx_kl``, in
+    nats per token. The schedule counts the steps that are made. Null: make all passes."""
     entropy_coeff: float = 0.01
     """Weight of the entropy bonus."""
     use_kl_loss: bool = False
@@ -99,12 +102,13 @@ class ActorConfig:
             name: OptionOf(".policy_loss.loss_mode", name)
             for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
         },
+        "target_kl": Lacks(".ppo_epochs", (1,)),
         **dict.fromkeys(("kl_loss_coef", "kl_loss_type"), Needs(".use_kl_loss")),
     }
 
     def __post_init__(self) -> None:
         require_positive(self, "ppo_epochs", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "grad_clip")
-        require_positive(self, "ppo_max_token_len_per_gpu")
+        require_positive(self, "ppo_max_token_len_per_gpu", "target_kl")
         require_positive(self, "clip_ratio", "clip_ratio_low", "clip_ratio_high")
         if self.clip_ratio_c <= 1.0:
             raise ValueError(f"clip_ratio_c must be above 1, got {self.clip_ratio_c}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kapell.workergroup import BackendNotFoundError, load_backend
 
+from .batch_sizes import update_plans
 from .choices import estimator_reads
 from .config import Config, RewardModelConfig, TrainerConfig
 from .config_load import ResolvedConfig
@@ -20,6 +21,7 @@ from .observe import ObservedStage
 from .prepare import prepare
 from .resume import find_resume
 from .stand_in import StandInRun, observe_stand_in
+from .updates import UpdatePlan
 
 __all__ = ["PlannedPool", "PlannedRole", "RunPlan", "plan_run", "reason_of_step"]
 
@@ -196,19 +198,16 @@ def _pools(config: Config) -> list[PlannedPool]:
 
 
 def _sizes(config: Config) -> dict[str, str]:
-    data, actor, samples = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    data, plans, samples = config.data, update_plans(config), config.actor_rollout_ref.rollout.n
     rows = data.train_batch_size * samples
     sizes = {
         "rows": f"{data.train_batch_size} prompts x {samples} samples = {rows}",
         "rows per worker": f"{rows / _pools(config)[0].processes:g}",
         "longest row": f"{data.max_prompt_length} + {data.max_response_length} tokens",
-        "updates of the policy": _updates(data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_epochs),
+        "updates of the policy": _updates(data.train_batch_size, plans.actor),
     }
     if config.use_critic:
-        prompts, epochs = config.critic.ppo_mini_batch_size, config.critic.ppo_epochs
-        sizes["updates of the critic"] = _updates(
-            data.train_batch_size, prompts or actor.ppo_mini_batch_size, epochs or actor.ppo_epochs
-        )
+        sizes["updates of the critic"] = _updates(data.train_batch_size, plans.critic)
     return sizes | {"columns": _DATA_PLANES[config.trainer.data_plane]}
 
 
@@ -218,6 +217,8 @@ _DATA_PLANES = {
 }
 
 
-def _updates(prompts: int, per_update: int, epochs: int) -> str:
+def _updates(prompts: int, plan: UpdatePlan) -> str:
+    per_update = plan.prompts_per_mini_batch
     number = -(-prompts // per_update)
-    return f"{epochs} epochs x {number} mini-batches of {per_update} prompts = {epochs * number}"
+    most = "" if plan.target_kl is None else " at most"
+    return f"{plan.epochs} epochs x {number} mini-batches of {per_update} prompts = {plan.epochs * number}{most}"

@@ -17,7 +17,7 @@ from .batch_sizes import check_token_budgets
 from .choices import check_algorithms
 from .config import Config
 from .data import DataError, PromptDataset, PromptLoader
-from .models import LongestRow, load_config_of
+from .models import LongestRow, end_token_ids, load_config_of
 from .optimizers import check_optimizer
 from .reward_model import check_reward_model
 from .reward_terms import build_reward
@@ -58,6 +58,11 @@ class Prepared:
     """Makes the reference, where it is another model than the policy's starting point."""
     total_steps: int
     """Steps of the run."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response."""
+        return end_token_ids(self.tokenizer, self.config.actor_rollout_ref.model.path)
 
 
 def prepare(config: Config, folder: str | Path) -> Prepared:

@@ -12,10 +12,9 @@ import torch
 
 from kapell.workergroup import ClassWithInitArgs, WorkerGroup, colocate, load_backend
 
-from .batch_sizes import batch_sizes
+from .batch_sizes import update_plans
 from .config import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, TrainerConfig
-from .micro_batches import MicroBatches
-from .models import end_token_ids, model_folder
+from .models import model_folder
 from .openai_engine import OpenAIEngine
 from .placement import start_group
 from .prepare import Prepared
@@ -25,7 +24,7 @@ from .tokenizer import load_tokenizer
 from .updates import UpdatePlan
 from .workers import ActorRolloutRefWorker, CriticWorker
 
-__all__ = ["update_plan", "worker_groups"]
+__all__ = ["worker_groups"]
 
 
 @contextmanager
@@ -37,18 +36,18 @@ def worker_groups(
     ``substitutes`` are workers to use for a role in place of the run's own.
     """
     config, tokenizer = prepared.config, prepared.tokenizer
-    actor, sizes = config.actor_rollout_ref.actor, batch_sizes(config)
+    actor, plans = config.actor_rollout_ref.actor, update_plans(config)
     policy = ClassWithInitArgs(
         ActorRolloutRefWorker,
         prepared.build_policy,
         actor.optim,
-        eos_token_ids=_eos_token_ids(prepared),
+        eos_token_ids=prepared.eos_token_ids,
         pad_token_id=tokenizer.pad_token_id,
         tokenizer=tokenizer if config.actor_rollout_ref.rollout.stop else None,
         max_num_seqs=config.actor_rollout_ref.rollout.max_num_seqs,
         with_reference=config.use_reference,
         build_reference=prepared.build_reference,
-        total_steps=_optimizer_steps(prepared, update_plan(actor, actor, sizes.actor), first=config.actor_warmup),
+        total_steps=_optimizer_steps(prepared, plans.actor, first=config.actor_warmup),
         **_worker_options(config.trainer),
         **_engine_options(actor, config.actor_rollout_ref.model),
     )
@@ -58,7 +57,7 @@ def worker_groups(
             CriticWorker,
             prepared.build_critic,
             config.critic.optim,
-            total_steps=_optimizer_steps(prepared, update_plan(config.critic, actor, sizes.critic)),
+            total_steps=_optimizer_steps(prepared, plans.critic),
             **_worker_options(config.trainer),
             **_engine_options(config.critic, config.critic.model),
         )
@@ -97,13 +96,9 @@ def _reward_model(prepared: Prepared) -> ClassWithInitArgs:
 def _openai_engine(prepared: Prepared) -> OpenAIEngine:
     return OpenAIEngine(
         **vars(prepared.config.actor_rollout_ref.rollout.server),
-        eos_token_ids=_eos_token_ids(prepared),
+        eos_token_ids=prepared.eos_token_ids,
         pad_token_id=prepared.tokenizer.pad_token_id,
     )
-
-
-def _eos_token_ids(prepared: Prepared) -> tuple[int, ...]:
-    return end_token_ids(prepared.tokenizer, prepared.config.actor_rollout_ref.model.path)
 
 
 def _engine_options(role: ActorConfig | CriticConfig, model: ModelConfig | CriticModelConfig) -> dict[str, Any]:
@@ -113,16 +108,6 @@ def _engine_options(role: ActorConfig | CriticConfig, model: ModelConfig | Criti
         "dtype": getattr(torch, model.dtype),
         "gradient_checkpointing": model.enable_gradient_checkpointing,
     }
-
-
-def update_plan(role: ActorConfig | CriticConfig, actor: ActorConfig, micro_batches: MicroBatches) -> UpdatePlan:
-    """How a role goes over a step's batch; where it says nothing, as the actor does."""
-    return UpdatePlan(
-        epochs=role.ppo_epochs or actor.ppo_epochs,
-        prompts_per_mini_batch=role.ppo_mini_batch_size or actor.ppo_mini_batch_size,
-        micro_batches=micro_batches,
-        shuffle=actor.shuffle if role.shuffle is None else role.shuffle,
-    )
 
 
 def _optimizer_steps(prepared: Prepared, plan: UpdatePlan, *, first: int = 0) -> int:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kapell.protocol import DataProto
 
-from .algorithms import Metric
+from .algorithms import Metric, on_last_token, response_lengths
 from .metrics import add_metrics
 from .reward_functions import RewardRows
 from .reward_model import RewardModel
@@ -60,7 +60,7 @@ class Scorer:
         matches = _matches(result, rows)
         scored = DataProto.from_dict(
             tensors={
-                "rm_scores": _on_last_token(result.scores, batch.column("response_mask")),
+                "rm_scores": on_last_token(torch.tensor(result.scores).float(), batch.column("response_mask")),
                 EXACT_MATCH: torch.tensor(matches),
                 "reward_components": torch.tensor(list(result.components.values())).T.contiguous(),
             },
@@ -74,24 +74,9 @@ def decode_responses(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> li
 
     Tokens that the mask leaves out on the way, such as what a tool answered, are part of it.
     """
-    lengths = _lengths(batch.column("response_mask")).tolist()
+    lengths = response_lengths(batch.column("response_mask")).tolist()
     rows = zip(batch.column("responses").tolist(), lengths, strict=True)
     return tokenizer.batch_decode([row[:length] for row, length in rows], skip_special_tokens=True)
-
-
-def _lengths(mask_BT: torch.Tensor) -> torch.Tensor:
-    """The tokens of each row up to its mask's last 1; 0 without any."""
-    return (mask_BT.flip(-1).cumsum(-1) > 0).sum(-1)
-
-
-def _on_last_token(scores: Sequence[float], mask_BT: torch.Tensor) -> torch.Tensor:
-    scores_BT = torch.zeros(mask_BT.shape)
-    lengths_B = _lengths(mask_BT)
-    if (lengths_B == 0).any():
-        row = int((lengths_B == 0).nonzero()[0])
-        raise ValueError(f"row {row} has an empty response, so its score has no token to lie on")
-    scores_BT[torch.arange(len(scores)), lengths_B - 1] = torch.tensor(scores)
-    return scores_BT
 
 
 def _per_row(result: Scores, num_rows: int) -> np.ndarray:

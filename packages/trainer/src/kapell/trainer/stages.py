@@ -29,6 +29,7 @@ from .algorithms import (
 )
 from .balance import balanced_call
 from .config import RolloutCorrectionConfig
+from .length_penalties import LengthPenalties
 from .metrics import add_metrics, metrics_of
 from .micro_batches import MicroBatches
 from .objectives import PolicyObjective, ValueObjective
@@ -79,6 +80,8 @@ class Stages:
     """In what portions."""
     use_reference: bool = False
     """Whether steps need the reference's log-probabilities."""
+    length_penalties: LengthPenalties | None = None
+    """What training's rewards lose for the length of a response; None for nothing."""
     kl_in_reward: KLController | None = None
     """The weight of the KL penalty in the reward; None for no penalty."""
     kl_penalty: str = "kl"
@@ -196,18 +199,22 @@ class Stages:
         return batch.union(self._per_row(critic, critic.compute_values, batch, micro_batches=self.value_micro_batches))
 
     def _columns_of_rewards(self) -> tuple[str, ...]:
-        penalty = ("old_log_probs", "ref_log_prob") if self.kl_in_reward is not None else ()
-        return ("rm_scores", "response_mask", *penalty)
+        divergence = ("old_log_probs", "ref_log_prob") if self.kl_in_reward is not None else ()
+        length = ("responses",) if self.length_penalties is not None else ()
+        return ("rm_scores", "response_mask", *length, *divergence)
 
     @stage("shape_rewards", reads=_columns_of_rewards, writes=("token_level_scores", "token_level_rewards"))
     def shape_rewards(self, batch: DataProto) -> DataProto:
-        """Rewards per token: the scores, less the KL penalty where there is one."""
+        """Rewards per token: the scores, less the penalties for length and KL divergence where there are such."""
         scores_BT = batch.column("rm_scores")
         rewards_BT, metrics = scores_BT, {}
+        if self.length_penalties is not None:
+            penalties_BT, metrics = self.length_penalties(batch.column("responses"), batch.column("response_mask"))
+            rewards_BT = scores_BT + penalties_BT
         if self.kl_in_reward is not None:
             coefficient = self.kl_in_reward.beta
             rewards_BT, current = kl_penalized_rewards(
-                scores_BT,
+                rewards_BT,
                 batch.column("old_log_probs"),
                 batch.column("ref_log_prob"),
                 batch.column("response_mask"),
@@ -215,7 +222,7 @@ class Stages:
                 kind=self.kl_penalty,
             )
             self.kl_in_reward.update(current=current, num_rows=len(batch))
-            metrics = {
+            metrics |= {
                 "actor/reward_kl_penalty": Metric.mean(current, weight=len(batch)),
                 "actor/reward_kl_penalty_coeff": Metric.mean(coefficient, weight=1),
             }

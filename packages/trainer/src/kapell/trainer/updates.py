@@ -38,12 +38,16 @@ class UpdatePlan:
     """Deal prompts anew each epoch."""
     balance: bool = True
     """Give each worker rows with as many tokens in all as the others."""
+    target_kl: float | None = None
+    """Make no further pass once the last mini-batch of one has a larger ``approx_kl`` than this. None: make all."""
     whiten_advantages: bool = False
     """Scale the advantages of each mini-batch to mean 0 and unit spread over the tokens that count in its loss."""
 
 
-def mini_batches(uid: np.ndarray, plan: UpdatePlan, *, seed: tuple[int, ...]) -> Iterator[list[int]]:
-    """Row numbers of each mini-batch, over all epochs; the rows of a prompt stay together.
+def mini_batches(
+    uid: np.ndarray, plan: UpdatePlan, *, seed: tuple[int, ...], epochs: Iterable[int] | None = None
+) -> Iterator[list[int]]:
+    """Row numbers of each mini-batch, over these of the plan's epochs, or all; the rows of a prompt stay together.
 
     >>> list(mini_batches(np.array(["a", "a", "b"]), UpdatePlan(prompts_per_mini_batch=1, shuffle=False), seed=(1,)))
     [[0, 1], [2]]
@@ -52,7 +56,7 @@ def mini_batches(uid: np.ndarray, plan: UpdatePlan, *, seed: tuple[int, ...]) ->
     for row, key in enumerate(uid):
         rows_of.setdefault(key, []).append(row)
     groups = list(rows_of.values())
-    for epoch in range(plan.epochs):
+    for epoch in range(plan.epochs) if epochs is None else epochs:
         order = np.arange(len(groups))
         if plan.shuffle:
             order = np.random.default_rng((*seed, epoch)).permutation(order)
@@ -70,13 +74,25 @@ def learn(
     role: str,
     seed: tuple[int, ...],
 ) -> DataProto:
-    """Move a group's model over all mini-batches of a batch; the batch with the metrics of it."""
+    """Move a group's model over all mini-batches of a batch; the batch with the metrics of it.
+
+    With ``plan.target_kl`` a pass may be the last, and ``{role}/ppo_epochs`` is how many there were.
+    """
     move = _at_once if group.concurrent else _one_by_one
     options = {"objective": objective, "micro_batches": plan.micro_batches}
     parts: list[Mapping[str, Metric]] = []
-    for reports in move(group, _dealt(batch, objective, plan, ranks=group.world_size, seed=seed), **options):
-        parts += [metrics for metrics, _ in reports]
-        parts.append({f"{role}/{name}": Metric.mean(value, weight=1) for name, value in reports[0][1].items()})
+    epochs = range(plan.epochs)
+    for some in [epochs] if plan.target_kl is None else [[epoch] for epoch in epochs]:
+        dealt = _dealt(batch, objective, plan, ranks=group.world_size, seed=seed, epochs=some)
+        last: list[Mapping[str, Metric]] = []
+        for reports in move(group, dealt, **options):
+            last = [metrics for metrics, _ in reports]
+            moved = {f"{role}/{name}": Metric.mean(value, weight=1) for name, value in reports[0][1].items()}
+            parts += [*last, moved]
+        if plan.target_kl is not None:
+            parts.append({f"{role}/ppo_epochs": Metric.sum(1)})
+            if last and merge_metrics(last)[f"{role}/approx_kl"].value > plan.target_kl:
+                break
     return add_metrics(batch, merge_metrics(parts))
 
 
@@ -110,13 +126,14 @@ def _dealt(
     *,
     ranks: int,
     seed: tuple[int, ...],
+    epochs: Iterable[int],
 ) -> Iterator[tuple[DataProto, BatchTotals]]:
     """Each mini-batch with its totals, in the order in which ``ranks`` workers take a piece each."""
     optional = [name for name in objective.optional_columns if name in batch.columns]
     needed = batch.select(batch_keys=[*objective.columns, *optional], non_tensor_batch_keys=[])
     sizes = RowSizes.of(batch) if plan.balance else None
     all_masks_BT = batch.column("loss_mask" if "loss_mask" in optional else "response_mask")
-    for rows in mini_batches(batch.non_tensor_batch["uid"], plan, seed=seed):
+    for rows in mini_batches(batch.non_tensor_batch["uid"], plan, seed=seed, epochs=epochs):
         order = torch.as_tensor(rows if sizes is None else sizes.balanced(rows, ranks))
         mini, mask_BT = needed.select_idxs(order), all_masks_BT[order]
         if plan.whiten_advantages:

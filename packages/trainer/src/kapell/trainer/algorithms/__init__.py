@@ -72,7 +72,13 @@ from kapell.trainer.algorithms.registry import (
 from kapell.trainer.algorithms.reinforce import reinforce_plus_plus, reinforce_plus_plus_baseline, remax
 from kapell.trainer.algorithms.rejection import REJECTION_STATISTICS, rejection_mask, rejection_statistic
 from kapell.trainer.algorithms.seeding import replica_seed
-from kapell.trainer.algorithms.sequence import mask_from_lengths, mask_up_to_eos, position_ids
+from kapell.trainer.algorithms.sequence import (
+    mask_from_lengths,
+    mask_up_to_eos,
+    on_last_token,
+    position_ids,
+    response_lengths,
+)
 from kapell.trainer.algorithms.sequence_ratio import gmpo, gspo
 from kapell.trainer.algorithms.shaping import missing_eos_penalty, soft_overlong_penalty
 from kapell.trainer.algorithms.validation import best_at_k, majority_at_k, pass_at_k, validation_metrics
@@ -142,6 +148,7 @@ __all__ = [
     "mismatch_metrics",
     "missing_eos_penalty",
     "num_micro_batches",
+    "on_last_token",
     "opo",
     "optimal_token_baseline",
     "options_of",
@@ -161,6 +168,7 @@ __all__ = [
     "rejection_statistic",
     "remax",
     "replica_seed",
+    "response_lengths",
     "rewards_to_go",
     "rloo",
     "sapo",

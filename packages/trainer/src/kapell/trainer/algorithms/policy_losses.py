@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kapell.trainer.algorithms.aggregation import Aggregation, BatchTotals, LossResult, aggregated_loss
 from kapell.trainer.algorithms.columns import select_valid
+from kapell.trainer.algorithms.kl import KLKind, kl_estimate
 from kapell.trainer.algorithms.masked import as_mask
 from kapell.trainer.algorithms.registry import MissingColumnError, Registry, call_with_columns
 
@@ -51,7 +52,8 @@ def policy_loss(
     `response_mask` must be among the columns and says what belongs to a response; `loss_mask`, if there, says which of
     its tokens count in the loss. `totals` are counted on the latter over the whole mini-batch. `rollout_is_weights`, if
     there, multiply the token losses without a gradient. Token columns (`columns.TOKEN_COLUMNS`) reach the loss with
-    zeros in masked slots. Metrics: `actor/pg_loss` and those of the loss.
+    zeros in masked slots. Metrics: `actor/pg_loss`, those of the loss, and, where there are `old_log_probs`,
+    `actor/approx_kl`, the k3 estimate of the KL divergence from the policy that sampled (as CleanRL has it).
     """
     function = get_policy_loss(loss) if isinstance(loss, str) else loss
     if "response_mask" not in columns:
@@ -63,6 +65,9 @@ def policy_loss(
     if "rollout_is_weights" in kept:
         losses_BT = losses_BT * kept["rollout_is_weights"].detach()
     token_metrics = {f"actor/{name}": values_BT for name, values_BT in dict(*rest).items()}
+    if "old_log_probs" in kept and "log_probs" in kept:
+        policy_BT = kept["log_probs"].detach()
+        token_metrics["actor/approx_kl"] = kl_estimate(kept["old_log_probs"], policy_BT, KLKind.K3)
     return aggregated_loss(
         "actor/pg_loss", losses_BT, loss_mask_BT, mode, totals, scale=scale, token_metrics=token_metrics
     )
