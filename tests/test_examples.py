@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kapell.trainer.code_reward import CodeReward
+from kapell.trainer.steps import group_step
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SHORT = ["trainer.total_training_steps=1", "trainer.test_freq=1", "data.train_batch_size=16"]
@@ -40,6 +41,30 @@ def test_a_loop_of_ones_own_teaches_a_model(capsys):
     rewards = _example("own_loop").main("local", steps=25)
     assert sum(rewards[-5:]) > sum(rewards[:5]) + 1.0
     assert "step 25: reward" in capsys.readouterr().out
+
+
+def test_one_step_off_each_response_is_one_update_old(capsys):
+    seen = _example("own_loop").one_step_off("local", steps=25)
+    assert [staleness for _, staleness in seen] == [0] + [1] * 24
+    rewards = [reward for reward, _ in seen]
+    assert sum(rewards[-5:]) > sum(rewards[:5]) + 0.5
+    assert "step 25: reward" in capsys.readouterr().out
+
+
+def test_a_sampler_that_waits_for_each_update_gives_the_numbers_of_a_policy_that_samples_itself():
+    example = _example("own_loop")
+    steps, rewards = 4, []
+    seen = example.one_step_off("local", steps, max_staleness=0)
+    loader = example.PromptLoader(len(example.PROMPTS), batch_size=32, shuffle=True, seed=1)
+    with example.load_backend("local")() as backend:
+        policy = backend.worker_group(backend.resource_pool([1]), example.POLICY)
+        correction = example.RolloutCorrectionConfig(rollout_is="token")
+        plan = example.UpdatePlan(prompts_per_mini_batch=32)
+        stages = example.STAGES(policy=policy, policy_plan=plan, correction=correction)
+        for step in range(1, steps + 1):
+            batch = group_step(stages, example.PROMPTS.batch(loader.next_batch()), step)
+            rewards.append(float(batch.column("rm_scores").sum(-1).mean()))
+    assert seen == [(reward, 0) for reward in rewards]
 
 
 def test_about_three_in_ten_answers_of_the_warm_up_are_right():

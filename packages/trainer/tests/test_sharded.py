@@ -108,6 +108,9 @@ def be_rank(rank, port, folder):
     state = engine.state_dict()
     saved = copy.deepcopy(state)  # the state of an optimizer is alive
     weights = engine.model_state()
+    other = TrainEngine(build_policy(MODEL, seed=4), OPTIM, strategy="fsdp2")
+    other.load_weights(weights)
+    answer["loaded"] = torch.equal(log_probs_of(other, SHARES[rank]), answer["after"])
     if rank == 0:
         engine.model.save_pretrained(folder, state_dict=weights)
     resumed = TrainEngine(build_policy(MODEL, seed=4), OPTIM, strategy="fsdp2")
@@ -200,6 +203,7 @@ def test_each_rank_samples_by_itself_from_the_whole_model(ranks, alone):
 def test_a_saved_state_continues_bit_for_bit_and_in_copies_too(ranks):
     for answer in ranks[0]:
         assert answer["resumed"]
+        assert answer["loaded"], "weights that were made whole are taken over in parts"
         assert answer["as_copies"] < 1e-5
 
 

@@ -143,6 +143,10 @@ class TrainEngine:
         """All weights by name, whole, whatever the strategy. Every rank must call it."""
         return self._parallel.gathered_weights(self.model.state_dict(keep_vars=True))
 
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over what `model_state` of an equal model returned. Every rank must call it."""
+        self.model.load_state_dict(self._parallel.scattered(dict(weights), self.model.state_dict()))
+
     def frozen_checksum(self) -> int | None:
         """A checksum of the weights that are not trained; None where all are. Every rank must call it."""
         if self._frozen_checksum is None:

@@ -42,6 +42,7 @@ __all__ = ["StandInRun", "observe_stand_in"]
 
 _MAX_TOKENS = 64  # per micro-batch; the run's own may be for shorter rows than these
 _PROMPTS = 3
+_LENGTH = 4  # of responses
 _MODEL = ModelConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
 
 
@@ -90,7 +91,9 @@ def _small(config: Config, folder: Path) -> Config:
     actor = replace(actor, strategy="ddp", ppo_max_token_len_per_gpu=_MAX_TOKENS)  # its workers share this process
     return replace(
         config,
-        data=DataConfig(train_files=[str(_write_prompts(folder))], train_batch_size=_PROMPTS, max_response_length=4),
+        data=DataConfig(
+            train_files=[str(_write_prompts(folder))], train_batch_size=_PROMPTS, max_response_length=_LENGTH
+        ),
         actor_rollout_ref=replace(
             policy,
             model=replace(_MODEL, lora_rank=min(policy.model.lora_rank, 1)),
@@ -107,7 +110,12 @@ def _small(config: Config, folder: Path) -> Config:
             forward_max_token_len_per_gpu=None,
             strategy="ddp",
         ),
-        reward=RewardConfig(terms=_small_terms(config), reward_model=_small_reward_model(config, folder)),
+        reward=RewardConfig(
+            terms=_small_terms(config),
+            reward_model=_small_reward_model(config, folder),
+            overlong_buffer=replace(config.reward.overlong_buffer, len=min(config.reward.overlong_buffer.len, _LENGTH)),
+            missing_eos_penalty=config.reward.missing_eos_penalty,
+        ),
         trainer=TrainerConfig(n_gpus_per_node=1, total_training_steps=1, logger=[]),
         backend=BackendConfig(name="local"),
     )

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kapell.decorators import Dispatch, Reduction, register
@@ -196,6 +197,18 @@ class ActorRolloutRefWorker(TrainWorker):
         with self.engine.sampling():
             rollout = self._rollout.generate(request)
         return rollout_columns(request, rollout, policy_version=self._version)
+
+    @register(Dispatch.ONE_TO_ALL, collect=Reduction.FIRST)
+    def weights(self) -> dict[str, Tensor]:
+        """All weights by name, whole, whatever the strategy: what `load_weights` of a group that samples takes."""
+        state = self.engine.model_state()
+        return {name: weight.cpu() for name, weight in state.items()} if self.rank == 0 else {}
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_weights(self, weights: Mapping[str, Tensor], *, policy_version: int) -> None:
+        """Sample from these weights from now on; responses are marked with their version."""
+        self.engine.load_weights(weights)
+        self._version = policy_version
 
     @register(Dispatch.RANK_ZERO)
     def policy_version(self) -> int:
