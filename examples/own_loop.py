@@ -67,7 +67,7 @@ def main(backend_name: str, steps: int = 40) -> list[float]:
     return rewards
 
 
-def one_step_off(backend_name: str, steps: int = 40, *, max_staleness: int = 1) -> list[tuple[float, int]]:
+def one_step_off(backend_name: str, steps: int = 40, *, max_staleness: int = 1) -> list[tuple[float, float]]:
     """The same with a worker that learns and one that samples; of each step its reward, and the updates it is behind.
 
     With ``max_staleness=0`` the sampler waits for each update.
@@ -98,12 +98,11 @@ def one_step_off(backend_name: str, steps: int = 40, *, max_staleness: int = 1) 
             batch = stages.correct_rollout(batch)
             batch = stages.shape_rewards(batch)
             batch = stages.advantages(batch)
-            staleness = policy.policy_version() - int(batch.column("policy_version").min())
             batch = stages.update_actor(batch, step)
             if not max_staleness:
                 pending = begin(step + 1)
-            seen.append((_reward(batch), staleness))
-            print(f"step {step}: reward {seen[-1][0]:.3f}, sampled {staleness} updates ago")
+            seen.append((_reward(batch), metrics_of(batch)["rollout_corr/staleness/max"].value))
+            print(f"step {step}: reward {seen[-1][0]:.3f}, sampled {seen[-1][1]:g} updates ago")
     return seen
 
 

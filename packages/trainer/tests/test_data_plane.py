@@ -87,7 +87,7 @@ def test_the_controller_fetches_what_it_reads_and_nothing_else(tmp_path, monkeyp
     rollouts = Rollouts()
     overrides = [f"algorithm.adv_estimator={estimator}", f"{ACTOR}.use_kl_loss=true", "trainer.data_plane=reference"]
     run(tmp_path / "run", *overrides, hooks=[rollouts])
-    reads = {"responses", "response_mask", "rollout_log_probs", "old_log_probs", "entropys"}
+    reads = {"responses", "response_mask", "rollout_log_probs", "old_log_probs", "entropys", "policy_version"}
     assert fetched == reads | ({"values"} if estimator == "gae" else set())
     assert len(rollouts.rows) == 2 * 5 * 3
 

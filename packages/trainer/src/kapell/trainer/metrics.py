@@ -14,7 +14,7 @@ from kapell.protocol import DataProto
 
 from .algorithms import Metric, keep, masked_mean
 
-__all__ = ["add_metrics", "batch_metrics", "column_metrics", "metrics_of"]
+__all__ = ["add_metrics", "batch_metrics", "column_metrics", "metrics_of", "spread"]
 
 
 _MEASURED = (
@@ -49,11 +49,11 @@ def column_metrics(columns: Mapping[str, Any]) -> dict[str, Metric]:
     lengths_B = mask_BT.sum(-1).float()
     metrics: dict[str, Metric] = {}
     for name, column in (("score", "token_level_scores"), ("rewards", "token_level_rewards")):
-        metrics |= _spread(f"critic/{name}", keep(mask_BT, columns[column]).sum(-1))
+        metrics |= spread(f"critic/{name}", keep(mask_BT, columns[column]).sum(-1))
     for name in ("advantages", "returns", "values"):
         if name in columns:
-            metrics |= _spread(f"critic/{name}", columns[name][mask_BT])
-    metrics |= _spread("response_length", lengths_B) | _spread("prompt_length", prompt_lengths_B)
+            metrics |= spread(f"critic/{name}", columns[name][mask_BT])
+    metrics |= spread("response_length", lengths_B) | spread("prompt_length", prompt_lengths_B)
     clipped_B = lengths_B == mask_BT.shape[1]
     metrics["response_length/clip_ratio"] = Metric.mean(clipped_B.float().mean().item(), weight=len(mask_BT))
     metrics["perf/total_num_tokens"] = Metric.sum((prompt_lengths_B.sum() + lengths_B.sum()).item())
@@ -68,7 +68,8 @@ def column_metrics(columns: Mapping[str, Any]) -> dict[str, Metric]:
     return metrics
 
 
-def _spread(name: str, values: Tensor) -> dict[str, Metric]:
+def spread(name: str, values: Tensor) -> dict[str, Metric]:
+    """Mean, maximum and minimum of values of any shape, as ``name/mean`` and so on; nothing of none."""
     if not values.numel():
         return {}
     return {

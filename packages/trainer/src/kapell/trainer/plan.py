@@ -220,5 +220,5 @@ _DATA_PLANES = {
 def _updates(prompts: int, plan: UpdatePlan) -> str:
     per_update = plan.prompts_per_mini_batch
     number = -(-prompts // per_update)
-    most = "" if plan.target_kl is None else " at most"
+    most = "" if plan.target_kl is None or plan.epochs == 1 else " at most"
     return f"{plan.epochs} epochs x {number} mini-batches of {per_update} prompts = {plan.epochs * number}{most}"

@@ -30,7 +30,7 @@ from .algorithms import (
 from .balance import balanced_call
 from .config import RolloutCorrectionConfig
 from .length_penalties import LengthPenalties
-from .metrics import add_metrics, metrics_of
+from .metrics import add_metrics, metrics_of, spread
 from .micro_batches import MicroBatches
 from .objectives import PolicyObjective, ValueObjective
 from .sampler import Sampling
@@ -167,17 +167,22 @@ class Stages:
 
     @stage(
         "rollout_corr",
-        reads=("old_log_probs", "rollout_log_probs", "response_mask"),
+        reads=("old_log_probs", "rollout_log_probs", "response_mask", "policy_version"),
         writes=("loss_mask", "rollout_is_weights"),
     )
     def correct_rollout(self, batch: DataProto) -> DataProto:
-        """Importance weights and a loss mask, where they are asked for, and how far the sampler is from the policy."""
+        """Importance weights and a loss mask, where they are asked for, and how far the sampler is from the policy.
+
+        As ``rollout_corr/staleness`` also by how many optimizer steps: 0 but where sampling does not wait for updates.
+        """
         columns = (batch.column(name) for name in ("old_log_probs", "rollout_log_probs", "response_mask"))
         correction = correct_rollout(*columns, **vars(self.correction))
         made = {"loss_mask": correction.loss_mask} if self.correction.rollout_rs else {}
         if correction.rollout_is_weights is not None:
             made["rollout_is_weights"] = correction.rollout_is_weights
-        return add_metrics(batch.union(DataProto.from_dict(tensors=made)) if made else batch, correction.metrics)
+        missed_B = self.policy.policy_version() - batch.column("policy_version").float()
+        metrics = correction.metrics | spread("rollout_corr/staleness", missed_B)
+        return add_metrics(batch.union(DataProto.from_dict(tensors=made)) if made else batch, metrics)
 
     @stage("ref", reads=_MODEL_COLUMNS, writes=("ref_log_prob",))
     def ref_log_probs(self, batch: DataProto) -> DataProto:
