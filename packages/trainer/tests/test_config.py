@@ -9,6 +9,7 @@ import yaml
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from kapell.trainer import verl_keys
 from kapell.trainer.config import AlgorithmConfig, Config, OptimConfig, SamplingConfig
 from kapell.trainer.config_load import ConfigError, load_config
 from kapell.trainer.run_checkpoint import config_to_yaml
@@ -226,3 +227,50 @@ def test_a_group_built_in_code_is_checked_as_well(build, message):
 def test_zero_is_a_value_and_not_an_absence():
     config = load_config(overrides=["trainer.seed=0", "data.seed=0", "trainer.total_training_steps=0"]).config
     assert (config.trainer.seed, config.data.seed, config.trainer.total_training_steps) == (0, 0, 0)
+
+
+def test_all_unknown_keys_are_told_at_once(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("trainer: {sede: 1, test_freq: 5}\nalgoritm: {gamma: 1}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config([file], ["trainer.seed=3", "data.train_batch_sise=4"])
+    first, second, third = str(caught.value).splitlines()
+    assert first == f"unknown key trainer.sede ({file}); did you mean trainer.seed?"
+    assert second.startswith(f"unknown key algoritm.gamma ({file}); did you mean algorithm.gamma")
+    assert third == "unknown key data.train_batch_sise (command line); did you mean data.train_batch_size?"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("actor_rollout_ref.model.use_remove_padding=True", "leave it out"),
+        ("critic.model.fsdp_config.param_offload=False", "critic.strategy"),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=0.6", "option of the server"),
+        ("actor_rollout_ref.rollout.name=vllm", "rollout.name=openai and rollout.server.url"),
+        ("actor_rollout_ref.actor.strategy=fsdp", "set fsdp2"),
+        ("critic.ppo_micro_batch_size=4", "critic.ppo_micro_batch_size_per_gpu; set that"),
+        ("reward_model.overlong_buffer.len=4096", "set reward.overlong_buffer.enable"),
+        ("reward_model.enable=False", "did you mean reward.reward_model.enable?"),
+        ("custom_reward_function.path=x.py", "did you mean reward.custom_reward_function.path?"),
+        ("algorithm.norm_adv_by_std_in_grpo=False", "algorithm.norm_scope=none"),
+        ("ray_kwargs.ray_init.num_cpus=8", "backend.options={num_cpus: 8}"),
+        ("trainer.val_only=True", "trainer.total_training_steps=0"),
+        ("critic.warmup=1", "did you mean trainer.critic_warmup?"),
+    ],
+)
+def test_keys_of_verl_without_a_counterpart_say_what_to_do(override, told):
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[override])
+    assert told in str(caught.value)
+
+
+def test_what_is_said_of_verls_keys_is_true_of_ours():
+    known = {key for key, _, _ in load_config().leaves()}
+    ends = {".".join(key.split(".")[start:]) for key in known for start in range(len(key.split(".")))}
+    groups = {end.rpartition(".")[0] for end in ends} | {key.split(".")[0] for key in known}
+    assert not ends & set(verl_keys._KEYS), "a key that exists needs no substitute"
+    told = [*verl_keys._KEYS.values(), *(text for texts in verl_keys._VALUES.values() for text in texts.values())]
+    pattern = re.compile(r"\b(?:data|reward|trainer|algorithm|critic|actor|rollout|optim|backend)\.[a-z_.]*[a-z_]")
+    named = {name for text in told for name in pattern.findall(text.replace("docs/trainer.md", ""))}
+    assert len(named) > 20
+    assert not named - ends - groups

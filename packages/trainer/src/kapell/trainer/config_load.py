@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from .config import Config
 from .nested import to_yaml
+from .verl_keys import instead_of_key, instead_of_value
 
 __all__ = ["ConfigError", "ResolvedConfig", "load_config"]
 
@@ -25,6 +26,7 @@ _COMMAND_LINE = "command line"
 _TWO_BOUNDS = re.compile(r"(\A(?=[0-9._]+\Z)|:\s+)([0-9.]+_[0-9.]+)(?=\s*(?:[,}#]|$))", re.MULTILINE)
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]+")
 _LARGEST_BITS = 63  # and a sign: what torch takes as a seed or a size
+_LIKE = 0.75  # of 1; below it names of other groups are chance
 _MISSING = "???"  # OmegaConf's mark of a value that is still to come, which it would leave out without a word
 
 
@@ -60,16 +62,19 @@ class ResolvedConfig:
 def load_config(files: Sequence[str | Path] = (), overrides: Sequence[str] = ()) -> ResolvedConfig:
     """The configuration from its defaults, YAML files and ``key.sub=value`` overrides; later ones win.
 
-    Raises `ConfigError` for an unknown key (with the nearest known one), a wrong type or a value out of range, and
-    ``FileNotFoundError`` for a missing file.
+    Raises `ConfigError` for unknown keys (all of them, each with the nearest known one or, for one of verl's, what
+    stands in its place), a wrong type or a value out of range, and ``FileNotFoundError`` for a missing file.
 
     >>> load_config(overrides=["trainer.seed=7"]).config.trainer.seed
     7
     """
     merged: Any = OmegaConf.structured(Config)
     origins: dict[str, str] = {}
-    for origin, layer in _layers(files, overrides):
-        layer = _checked_layer(layer, origin)
+    unknown: list[str] = []
+    layers = [(origin, _checked_layer(layer, origin, unknown)) for origin, layer in _layers(files, overrides)]
+    if unknown:
+        raise ConfigError("\n".join(f"unknown key {told}" for told in unknown))
+    for origin, layer in layers:
         try:
             merged = OmegaConf.merge(merged, layer)
         except OmegaConfBaseException as error:
@@ -125,14 +130,17 @@ def _as_mapping(parse: Callable[[], Any], what: str) -> Mapping[str, Any]:
     return layer
 
 
-def _checked_layer(layer: Mapping[str, Any], origin: str, cls: Any = Config, prefix: str = "") -> dict[str, Any]:
-    """The layer with its short forms written out, after a check that each key exists."""
+def _checked_layer(
+    layer: Mapping[str, Any], origin: str, unknown: list[str], cls: Any = Config, prefix: str = ""
+) -> dict[str, Any]:
+    """The layer with its short forms written out; keys that do not exist are told in ``unknown``."""
     hints = get_type_hints(cls)
     known = [field.name for field in fields(cls)]
     checked = {}
     for key, value in layer.items():
         if key not in known:
-            raise _unknown_key(f"{prefix}{key}", value, known, origin)
+            unknown.append(_unknown_key(f"{prefix}{key}", value, known, origin))
+            continue
         kind = hints[key]
         if is_dataclass(kind):
             shorthand = getattr(kind, "shorthand", None)
@@ -141,7 +149,7 @@ def _checked_layer(layer: Mapping[str, Any], origin: str, cls: Any = Config, pre
             if not isinstance(value, Mapping):
                 names = ", ".join(field.name for field in fields(kind))
                 raise ConfigError(f"{prefix}{key} is a group with the keys {names}; got {value!r} ({origin})")
-            value = _checked_layer(value, origin, kind, f"{prefix}{key}.")
+            value = _checked_layer(value, origin, unknown, kind, f"{prefix}{key}.")
         elif get_origin(kind) is list and value is not None and not isinstance(value, list):
             value = [value]
         _check_value(f"{prefix}{key}", kind, value, origin)
@@ -191,20 +199,29 @@ def _takes_text(kind: Any) -> bool:
     return kind in (str, str | None, list[str])
 
 
-def _unknown_key(key: str, value: Any, siblings: Sequence[str], origin: str) -> ConfigError:
+def _unknown_key(key: str, value: Any, siblings: Sequence[str], origin: str) -> str:
     group, _, name = key.lstrip("+~").rpartition(".")  # + and ~ are Hydra's
     prefix = f"{group}." if group else ""
     tail = name
     while isinstance(value, Mapping) and value:  # a whole path was given: its end says most about what was meant
         inner, value = next(iter(value.items()))
         tail = f"{tail}.{inner}"
-    everywhere = _all_keys()
-    close = [f"{prefix}{match}" for match in get_close_matches(name, siblings, n=1)]
-    if not close or "." in tail:
-        close = [known for known in everywhere if f".{known}".endswith(f".{tail}")][:3] or close
-    close = close or get_close_matches(f"{prefix}{tail}", everywhere, n=1)
+    whole, everywhere = f"{key}{tail.removeprefix(name)}", _all_keys()
+    same_end = [known for known in everywhere if f".{known}".endswith(f".{tail}")][:3]
+    near = [f"{prefix}{match}" for match in get_close_matches(name, siblings, n=1)]
+    if not same_end and (instead := instead_of_key(f"{prefix}{tail}")):
+        return f"{whole} ({origin}); {instead}"
+    close = (same_end if "." in tail or not near else near) or _with_like_names(f"{prefix}{tail}", everywhere)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known here: {', '.join(siblings)}"
-    return ConfigError(f"unknown key {key}{tail.removeprefix(name)} ({origin}); {hint}")
+    return f"{whole} ({origin}); {hint}"
+
+
+def _with_like_names(key: str, everywhere: Sequence[str]) -> list[str]:
+    parts, names = key.split("."), {known.rpartition(".")[2] for known in everywhere}
+    for written in (parts[-1], "_".join(parts[-2:])):
+        if like := get_close_matches(written, names, n=1, cutoff=_LIKE):
+            return [known for known in everywhere if known.rpartition(".")[2] in like][:3]
+    return []
 
 
 def _all_keys(cls: Any = Config, prefix: str = "") -> list[str]:
@@ -218,7 +235,9 @@ def _all_keys(cls: Any = Config, prefix: str = "") -> list[str]:
 
 def _type_error(error: OmegaConfBaseException, origin: str) -> ConfigError:
     reason = str(error).partition("\n")[0].rstrip(".")
-    expected = _expected(error.full_key) if error.full_key else ""
+    key = error.full_key or ""
+    instead = instead_of_value(key, error.value) if key else None
+    expected = f"; {instead}" if instead else _expected(key) if key else ""
     return ConfigError(f"{error.full_key or 'configuration'}: {reason} ({origin}){expected}")
 
 
