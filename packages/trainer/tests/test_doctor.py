@@ -17,6 +17,7 @@ from kapell.trainer.doctor_run import examine_run
 from kapell.trainer.failure import read_failure
 from kapell.trainer.stages import Stages
 from kapell.trainer.workers import ActorRolloutRefWorker, CriticWorker
+from kapell.workergroup import WorkerFailedError
 
 SMALL = [
     "backend=local",
@@ -348,3 +349,15 @@ def test_the_commands_exit_status_says_whether_something_is_wrong(here, capsys):
         main(["doctor", "trainer.sed=1"])
     assert caught.value.code == 2
     assert "did you mean trainer.seed" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_says_how_to_read_why(tmp_path):
+    (tmp_path / "mine.py").write_text("def compute_score(*_):\n    return 1.0\n")
+    failing = ["backend=local", f"trainer.default_local_dir={tmp_path / 'run'}", "trainer.total_training_steps=1"]
+    failing += ["actor_rollout_ref.rollout.name=openai", "actor_rollout_ref.rollout.server.url=http://127.0.0.1:9"]
+    with pytest.raises(WorkerFailedError) as caught:
+        main(["train", *failing, "actor_rollout_ref.rollout.server.retries=0"])
+    assert f"`kapell doctor {tmp_path / 'run'}`" in caught.value.__notes__[0]
+    (failure,) = caught.value.exceptions
+    assert "no answer from http://127.0.0.1:9" in str(failure)
+    assert failure.__cause__ is None, "the message has the reason; the libraries' own tracebacks say no more"

@@ -110,7 +110,8 @@ class LiveDisplay(Hook):
 def summary_table(summary: RunSummary, *, folder: Path | None = None) -> Table:
     """First and last values of what matters, where the time went, and where the results are."""
     state = "ended early" if summary.error else "done"
-    table = Table(title=f"Run {state}: {summary.steps} of {summary.total_steps} steps in {summary.seconds:.1f} s")
+    title = f"Run {state}: {summary.steps} of {summary.total_steps} steps in {summary.seconds:.1f} s"
+    table = Table(title=title, min_width=len(title))  # of a run that ended at once there are no rows
     table.add_column("")
     table.add_column("first", justify="right")
     table.add_column("last", justify="right")

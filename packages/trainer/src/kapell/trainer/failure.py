@@ -42,13 +42,17 @@ class RunFailure:
 
 @contextmanager
 def keep_failure(folder: str | Path) -> Generator[None]:
-    """Write an exception of the block into the folder as it passes; an older one goes when the block starts."""
+    """Write an exception of the block into the folder as it passes, with a note that says how to read it.
+
+    An older one goes when the block starts.
+    """
     file = Path(folder) / _FILE
     file.unlink(missing_ok=True)
     try:
         yield
     except BaseException as error:
         file.write_text(json.dumps(asdict(failure_of(error)), indent=1), encoding="utf-8")
+        error.add_note(f"`kapell doctor {folder}` says what is wrong and the way out")
         raise
 
 

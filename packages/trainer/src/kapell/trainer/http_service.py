@@ -67,7 +67,6 @@ class HttpService:
                 response = session.post(url, json=body, timeout=self.timeout)
             except requests.RequestException as error:
                 failure = ServiceError(f"no answer from {url} in {attempt} attempts: {error}")
-                failure.__cause__ = error
                 final = not isinstance(error, _BROKEN)
             else:
                 if response.ok:

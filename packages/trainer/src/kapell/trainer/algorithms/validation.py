@@ -119,7 +119,7 @@ def _of_one_sample(scores: list[float], votes: list[Hashable] | None, seed: int)
         numbers[f"pass@{k}"] = pass_at_k(scores, k)
         numbers[f"best@{k}/mean"], numbers[f"best@{k}/std"] = best_at_k(scores, k)
         worst, numbers[f"worst@{k}/std"] = best_at_k([-score for score in scores], k)
-        numbers[f"worst@{k}/mean"] = -worst
+        numbers[f"worst@{k}/mean"] = 0.0 - worst  # no negative zero
         if votes is not None and all(vote is not None for vote in votes):
             numbers[f"maj@{k}/mean"], numbers[f"maj@{k}/std"] = majority_at_k(scores, votes, k, seed=seed)
     return numbers
