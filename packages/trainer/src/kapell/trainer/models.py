@@ -184,7 +184,7 @@ def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
         if isinstance(value, PreTrainedConfig):
             setattr(plain, name, without_dropout(value))
         elif _is_dropout(name, value):
-            setattr(plain, name, 0.0)
+            setattr(plain, name, type(value)(0))
     return plain
 
 

@@ -53,7 +53,7 @@ def policy_loss(
     its tokens count in the loss. `totals` are counted on the latter over the whole mini-batch. `rollout_is_weights`, if
     there, multiply the token losses without a gradient. Token columns (`columns.TOKEN_COLUMNS`) reach the loss with
     zeros in masked slots. Metrics: `actor/pg_loss`, those of the loss, and, where there are `old_log_probs`,
-    `actor/approx_kl`, the k3 estimate of the KL divergence from the policy that sampled (as CleanRL has it).
+    `actor/approx_kl`, the k3 estimate of the KL divergence from the old policy (as CleanRL has it).
     """
     function = get_policy_loss(loss) if isinstance(loss, str) else loss
     if "response_mask" not in columns:
