@@ -22,7 +22,7 @@ __all__ = ["ObservedStage", "Observer", "WorkerCall"]
 
 @dataclass(frozen=True)
 class WorkerCall:
-    """A method of a group that a stage called."""
+    """A method of a group that a stage called, with or for columns."""
 
     role: str
     """The group's name among the roles."""
@@ -134,7 +134,9 @@ class _Group:
         values = [part for value in args for part in (value.values if isinstance(value, PerWorker) else (value,))]
         given = next((_names(value) for value in values if isinstance(value, DataProto)), ())
         worker = self._group.worker_class.__name__
-        self._observer.call(WorkerCall(self._role, worker, method.__name__, spec.reads or given, spec.writes))
+        call = WorkerCall(self._role, worker, method.__name__, spec.reads or given, spec.writes)
+        if call.reads or call.writes:
+            self._observer.call(call)
 
 
 class _Method:
