@@ -180,3 +180,16 @@ def test_modules_that_there_are_pass_by_name_path_or_expression_and_leave_random
         assert torch.equal(torch.get_rng_state(), state)
         assert any("lora_A" in name for name, _ in model.named_parameters())
         assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "own_model", "told"), [(2, True, ["2 GPUs"]), (2, False, []), (0, True, [])], ids=str
+)
+def test_gpus_that_a_model_of_ones_own_leaves_idle_are_told(
+    prepared, tmp_path, monkeypatch, caplog, num_gpus, own_model, told
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    prepared(*([f"{MODEL}.path={saved(tmp_path / 'policy', LONGEST)}"] if own_model else []))
+    messages = [record.getMessage() for record in caplog.records if "idle" in record.getMessage()]
+    assert [part in message for part, message in zip(told, messages, strict=True)] == [True] * len(told)

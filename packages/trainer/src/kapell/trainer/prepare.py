@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kapell.workergroup import load_backend
@@ -106,6 +107,7 @@ def prepare(config: Config, folder: str | Path) -> Prepared:
     sources = list(dict.fromkeys(row.data_source for row in [*train_rows, *val_rows]))
     policy, reference = policy_source(config, tokenizer), reference_source(config, tokenizer)
     critic = critic_source(config, policy)
+    _warn_of_idle_gpus(config)
     row = LongestRow(prompt=max(train.longest, val.longest if val else 0), response=data.max_response_length)
     for source in (policy, critic if config.use_critic else None, reference):
         if source is not None:
@@ -164,6 +166,15 @@ def _check_best(config: Config, val_rows: Sequence[PromptRow]) -> None:
         check_metric(metric, sources, config.actor_rollout_ref.rollout.val_kwargs.n)
     except ValueError as error:
         raise ValueError(f"trainer.keep_best: {error}") from None
+
+
+def _warn_of_idle_gpus(config: Config) -> None:
+    """Say that a model of somebody's is going to be trained on the CPU of a machine with GPUs: few mean that."""
+    if config.trainer.device == "cpu" and config.actor_rollout_ref.model.path and torch.cuda.is_available():
+        _logger.warning(
+            "this machine has %d GPUs, which trainer.device=cpu, the default, leaves idle; set trainer.device=cuda",
+            torch.cuda.device_count(),
+        )
 
 
 def _check_backend(config: Config) -> None:
