@@ -85,7 +85,8 @@ def one_step_off(backend_name: str, steps: int = 40, *, max_staleness: int = 1) 
         )
 
         def begin(step: int) -> Future[DataProto]:
-            rollout.load_weights(policy.weights(), policy_version=policy.policy_version())
+            weights = policy.weights.options(blocking=False)()  # not fetched here: they go from worker to worker
+            rollout.load_weights(weights, policy_version=policy.policy_version())
             return sampling.submit(stages.generate, PROMPTS.batch(loader.next_batch()), step)
 
         pending = begin(1)
